@@ -1,0 +1,50 @@
+# `make` runs checks and tests; `make help` lists the rest. Everything runs in .venv, which is created when it is needed.
+
+PYTHON ?= python3
+OUT ?= out/lifecycle
+PROFILE ?= demo
+OPERATOR ?=
+SABOTAGE ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.PHONY: all install check test deep lifecycle clean help
+
+all: check test ## checks and tests (the default)
+
+install: $(INSTALLED) ## create .venv with everything that development needs
+
+# torch goes first and alone: it decides between builds (CPU, CUDA), and the rest then keeps the one that is there.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt torch==2.13.0
+	$(PIP) install --quiet -c constraints.txt -e ".[torch,trainer,dev]"
+	touch $@
+
+check: $(INSTALLED) ## ruff (lint and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(INSTALLED) ## the test suite; PYTEST_ARGS="-k name" narrows it
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+deep: $(INSTALLED) ## the tests that take longer
+	$(BIN)/python -m pytest -m "deep and not gpu" -o timeout=1800 $(PYTEST_ARGS)
+
+lifecycle: $(INSTALLED) ## the whole experiment; OPERATOR=URL SABOTAGE=1 PROFILE=demo OUT=directory
+	$(BIN)/python -m trainer lifecycle --profile $(PROFILE) --out $(OUT) $(if $(OPERATOR),--operator $(OPERATOR)) $(if $(filter-out 0,$(SABOTAGE)),--sabotage)
+
+clean: ## remove .venv, caches and builds (not what runs left in out/)
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do printf '%-18s %s\n' "$$target" "$$text"; done

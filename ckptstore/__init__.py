@@ -1,0 +1,67 @@
+"""ckptstore: a content-addressed checkpoint and evidence store for PyTorch.
+
+::
+
+    store = ckptstore.open("./ckpts", create=True)
+    with store.run("mnist", model=model, optimizer=opt, scheduler=sched, data=loader) as run:
+        step = run.resume()
+        while step < 1000:
+            step = train_one(step)
+            if step % 100 == 0:
+                root = run.save(step, metrics={"loss": loss})
+
+Importing this package loads neither torch nor NumPy; what needs them loads them when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ckptstore.commit import Attempt
+from ckptstore.errors import CkptStoreError
+from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
+from ckptstore.format.digest import Digest
+from ckptstore.format.progress import Cursor
+from ckptstore.format.records import Receipt, ShardReceipt
+from ckptstore.format.shard import Alias as Tie
+from ckptstore.store import Store, pull, push
+from ckptstore.store import open_store as open
+from ckptstore.trees import check_files
+
+if TYPE_CHECKING:
+    from ckptstore.capture import TrainingState as TrainingState
+    from ckptstore.restore import arm as arm
+    from ckptstore.run import Run as Run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attempt",
+    "Checkpoint",
+    "CkptStoreError",
+    "Cursor",
+    "Deviation",
+    "Digest",
+    "Receipt",
+    "Replica",
+    "Run",
+    "ShardReceipt",
+    "Store",
+    "Tie",
+    "TrainingState",
+    "arm",
+    "check_files",
+    "open",
+    "pull",
+    "push",
+]
+
+_LAZY = {"TrainingState": "ckptstore.capture", "Run": "ckptstore.run", "arm": "ckptstore.restore"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs torch when it is first used."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

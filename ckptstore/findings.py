@@ -1,0 +1,117 @@
+"""Findings: what is wrong with stored bytes, and exactly where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+from ckptstore.errors import CkptStoreError, CorruptError, MalformedError, NotFoundError, RefusedError
+from ckptstore.format.digest import Digest
+from ckptstore.format.page import Role
+
+
+class Kind(Enum):
+    """What is wrong; the worst kind of a report decides its exit code."""
+
+    CORRUPT = "corrupt"  # the bytes are not those of the digest
+    TRUNCATED = "truncated"  # fewer or more bytes than promised
+    MISSING = "missing"  # no such key
+    MALFORMED = "malformed"  # the right bytes, but no document of this format
+    INCONSISTENT = "inconsistent"  # documents that contradict each other or a root that does not follow
+    PROGRESS = "progress"  # cursors and counters disagree
+    ANCESTOR = "ancestor"  # an ancestor is neither present nor retired
+
+
+_ERRORS: dict[Kind, type[CkptStoreError]] = {
+    Kind.CORRUPT: CorruptError,
+    Kind.TRUNCATED: CorruptError,
+    Kind.MISSING: NotFoundError,
+    Kind.MALFORMED: MalformedError,
+    Kind.INCONSISTENT: CorruptError,
+    Kind.PROGRESS: RefusedError,
+    Kind.ANCESTOR: NotFoundError,
+}
+
+_WORST_FIRST = (
+    Kind.CORRUPT,
+    Kind.TRUNCATED,
+    Kind.INCONSISTENT,
+    Kind.MALFORMED,
+    Kind.PROGRESS,
+    Kind.MISSING,
+    Kind.ANCESTOR,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where: checkpoint, shard, tensor (role and path), chunk, or a file of a tree; what does not apply is None."""
+
+    checkpoint: Digest | None = None
+    shard: int | None = None
+    role: Role | None = None
+    path: str | None = None
+    chunk: int | None = None
+    part: str = ""
+
+    def at(self, **changes: object) -> Place:
+        """This place with some parts replaced."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        parts = []
+        if self.checkpoint is not None:
+            parts.append(f"checkpoint {self.checkpoint.short}")
+        if self.shard is not None:
+            parts.append(f"shard {self.shard}")
+        if self.part:
+            parts.append(self.part)
+        if self.role is not None:
+            parts.append("/".join(self.role))
+        if self.path is not None:
+            parts.append(repr(self.path)[:200])
+        if self.chunk is not None:
+            parts.append(f"chunk {self.chunk}")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. ``key`` is the stored key, ``expected`` and ``actual`` are digests or sizes as text."""
+
+    kind: Kind
+    place: Place
+    key: str
+    message: str
+    expected: str = ""
+    actual: str = ""
+
+    def __str__(self) -> str:
+        detail = f"; expected {self.expected}, actual {self.actual}" if self.expected or self.actual else ""
+        key = f" [{self.key}]" if self.key else ""
+        return f"{self.kind.value}: {self.place}: {self.message}{detail}{key}"
+
+    def error(self, hint: str = "") -> CkptStoreError:
+        """This finding as an error of the fitting class."""
+        detail = f"; expected {self.expected}, actual {self.actual}" if self.expected or self.actual else ""
+        key = f" [{self.key}]" if self.key else ""
+        return _ERRORS[self.kind](f"{self.place}", f"{self.message}{detail}{key}", hint)
+
+
+Report: TypeAlias = Callable[[Finding], None]
+"""Takes a finding: collects it, or raises it."""
+
+
+def raise_finding(finding: Finding) -> None:
+    """A report that raises the first finding."""
+    raise finding.error("run ckpt verify for all findings; restore the bytes from another copy with ckpt push or pull")
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0 without findings, else the exit code of the worst kind."""
+    for kind in _WORST_FIRST:
+        if any(finding.kind is kind for finding in findings):
+            return _ERRORS[kind].exit_code
+    return 0

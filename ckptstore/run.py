@@ -1,0 +1,286 @@
+"""A training run: resume from a ref, save to it, read back behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckptstore.binding import default_binding
+from ckptstore.capture import TrainingState
+from ckptstore.errors import (
+    CkptStoreError,
+    ConflictError,
+    CorruptError,
+    MalformedError,
+    MismatchError,
+    NotFoundError,
+    RefusedError,
+    TornRestoreError,
+)
+from ckptstore.findings import raise_finding
+from ckptstore.format import values
+from ckptstore.format.checkpoint import Checkpoint, Deviation
+from ckptstore.format.digest import Digest
+from ckptstore.format.keys import check_ref_name
+from ckptstore.format.progress import Cursor
+from ckptstore.format.records import Receipt, RefRecord
+from ckptstore.leases import now
+from ckptstore.restore import Restored, arm
+from ckptstore.verify import verify
+
+if TYPE_CHECKING:
+    from ckptstore.store import Store
+
+Readback = Literal["behind", "before-commit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A checkpoint that resume passed over, and why."""
+
+    root: Digest
+    step: int | None
+    reason: str
+
+
+class Run:
+    """A run of one process that saves whole checkpoints to ``ref``; use it as a context manager.
+
+    Args:
+        store: the store.
+        ref: the ref that the run moves.
+        model, optimizer, scheduler, scaler, data, generators, values: the live objects, as in
+            :class:`~ckptstore.capture.TrainingState`.
+        binding: what decides bits, as plain values (default: torch version, threads, determinism switches).
+        files: a tree that belongs to every checkpoint of the run.
+        tracks_step: by counter name, whether it must equal the step (inferred where left out).
+        readback: "behind": each save returns when the checkpoint is durable, and it is read back meanwhile;
+            "before-commit": it is read back before the ref moves.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ref: str,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        data: Any = None,
+        generators: Any = (),
+        values: Any = None,
+        binding: Mapping[str, object] | None = None,
+        files: Digest | None = None,
+        tracks_step: Mapping[str, bool] | None = None,
+        readback: Readback = "behind",
+    ) -> None:
+        self.store = store
+        self.ref = check_ref_name(ref)
+        self.state = TrainingState(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            data=data,
+            generators=generators,
+            values=values,
+        )
+        self.skipped: list[Skipped] = []
+        self.root: Digest | None = None
+        self.checkpoint: Checkpoint | None = None
+        self._binding = dict(default_binding() if binding is None else binding)
+        self._files = files
+        self._tracks_step = tracks_step
+        self._readback = readback
+        self._head: RefRecord | None = None
+        self._restored: Restored | None = None
+        self._deviations: list[Deviation] = []
+        self._torn = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckptstore-readback")
+        self._behind: Future[None] | None = None
+        self._read_back: set[str] = set()
+        self._started = False
+
+    def resume(self, *, atomic: bool = False, allow_drift: bool = False) -> int:
+        """Restore the head of the ref, verified while loading; returns its step, 0 if there is no checkpoint yet.
+
+        If the closure of the head fails, its parents are tried in turn; each one passed over is in :attr:`skipped`.
+
+        Args:
+            atomic: verify every byte before the first live one changes.
+            allow_drift: go on although the binding (versions, threads, switches) is not the stored one; the next
+                checkpoint then says that it is no exact continuation.
+
+        Raises:
+            MismatchError: live and stored state or binding do not fit; nothing was changed.
+            CorruptError, NotFoundError, MalformedError: no checkpoint of the ref's history can be loaded.
+        """
+        self._started = True
+        self._head = self.store.refs.head(self.ref)
+        self.skipped = []
+        root = self._head.root if self._head else None
+        failure: CkptStoreError | None = None
+        while root is not None:
+            checkpoint: Checkpoint | None = None
+            try:
+                checkpoint = self.store.checkpoint(root)
+                self._check_binding(root, checkpoint, allow_drift)
+                self._restored = self.store.restore(root, self.state, atomic=atomic)
+            except TornRestoreError as error:
+                self._torn = True
+                failure = error
+            except (CorruptError, NotFoundError, MalformedError) as error:
+                failure = error
+            else:
+                self._torn = False
+                self.root, self.checkpoint = root, checkpoint
+                return checkpoint.step
+            self.skipped.append(Skipped(root, checkpoint.step if checkpoint else None, str(failure)))
+            root = checkpoint.parent if checkpoint else self._parent_in_log(root)
+        if failure is not None:
+            listed = "; ".join(f"{item.root.short}: {item.reason}" for item in self.skipped)
+            hint = "bring good bytes with ckpt pull, or name another ref"
+            raise type(failure)(f"ref {self.ref}", f"no checkpoint of it can be loaded: {listed}", hint)
+        return 0
+
+    def arm(self) -> None:
+        """Check, just before the first step, that the live state still is the restored one. Nothing to do without one.
+
+        Raises:
+            MismatchError: names everything that was changed since the restore.
+        """
+        if self._restored is not None:
+            arm(self.state, self._restored)
+
+    def save(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, object] | None = None,
+        cursors: Mapping[str, Cursor] | None = None,
+    ) -> Digest:
+        """Commit the live state as the next checkpoint of the ref; returns its root when it is durable.
+
+        Args:
+            step: updates done so far; more than the parent's.
+            metrics: plain values that are kept as a receipt beside the checkpoint.
+            cursors: positions in streams by name.
+
+        Raises:
+            RefusedError: the state cannot be stored exactly, or counters disagree; nothing was committed.
+            ConflictError: somebody else moved the ref.
+            CkptStoreError: an earlier readback failed; it is raised here first.
+        """
+        self._await_readback()
+        if self._torn:
+            raise RefusedError(f"save to {self.ref}", "the last restore was torn", "restore a good checkpoint first")
+        head = self._base()
+        parent = head.root if head else None
+        if parent is not None and self.checkpoint is not None and step <= self.checkpoint.step:
+            why = f"step {step} does not come after its parent's step {self.checkpoint.step}"
+            raise RefusedError(f"save to {self.ref}", why, "save after at least one more update")
+        attempt = self.store.begin(self.ref)
+        if (attempt.generation, attempt.parent) != (head.generation if head else 0, parent):
+            why = f"it was moved to {attempt.parent} by somebody else"
+            raise ConflictError(f"ref {self.ref}", why, "resume from there, or save to another ref")
+        receipt = self.store.save_shard(
+            self.state, attempt, step=step, binding=self._binding, cursors=cursors, files=self._files
+        )
+        root = self.store.commit(
+            attempt,
+            [receipt],
+            deviations=self._deviations,
+            tracks_step=self._tracks_step,
+            readback=self._readback == "before-commit",
+        )
+        self._deviations = []
+        self._restored = None
+        self.root, self.checkpoint = root, self.store.checkpoint(root)
+        self._head = self.store.refs.record(self.ref, attempt.generation + 1)
+        if metrics is not None:
+            self._note_metrics(root, metrics)
+        if self._readback == "behind":
+            self._behind = self._pool.submit(self._read_behind, root)
+        return root
+
+    def close(self) -> None:
+        """Wait for the readback that is under way. Raises what it found."""
+        try:
+            self._await_readback()
+        finally:
+            self._pool.shutdown()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CkptStoreError as failure:
+            if error is None:
+                raise
+            error.add_note(f"besides, the readback of the last checkpoint failed: {failure}")
+
+    def _base(self) -> RefRecord | None:
+        """The ref's record that the next checkpoint follows."""
+        if not self._started:
+            head = self.store.refs.head(self.ref)
+            if head is not None and head.root is not None:
+                why = f"it names {head.root} already and this run did not resume from it"
+                raise RefusedError(f"save to {self.ref}", why, "call resume() first, or save to another ref")
+            self._started, self._head = True, head
+        if self.skipped and self._head is not None and self._head.root != self.root:
+            # The head is broken and an ancestor was restored: say so in the ref before building on it.
+            self._head = self.store.refs.move(self.ref, self.root, self._head)
+            self.skipped = []
+        return self._head
+
+    def _check_binding(self, root: Digest, checkpoint: Checkpoint, allow_drift: bool) -> None:
+        stored = values.from_json(checkpoint.binding, "binding")
+        assert isinstance(stored, dict)
+        actual = values.from_json(values.to_json(self._binding, "binding"))
+        assert isinstance(actual, dict)
+        drifted = [
+            Deviation(f"binding.{key!s}", repr(stored.get(key)), repr(actual.get(key)))
+            for key in sorted(stored.keys() | actual.keys(), key=str)
+            if values.to_json(stored.get(key)) != values.to_json(actual.get(key))
+        ]
+        if drifted and not allow_drift:
+            listed = "; ".join(f"{d.code} is {d.actual}, stored {d.expected}" for d in drifted)
+            hint = "run with the stored settings, or resume(allow_drift=True): the next checkpoint then says so"
+            raise MismatchError(f"binding of checkpoint {root.short}", listed, hint)
+        self._deviations = drifted
+
+    def _parent_in_log(self, root: Digest) -> Digest | None:
+        """The root before ``root`` in the ref's own log, for a head whose document cannot be read."""
+        seen = False
+        for record in self.store.refs.log(self.ref):
+            if seen and record.root is not None and record.root != root:
+                return record.root
+            seen = seen or record.root == root
+        return None
+
+    def _note_metrics(self, root: Digest, metrics: Mapping[str, object]) -> None:
+        details = values.to_json(dict(metrics), "metrics")
+        receipt = Receipt("metrics", root, None, 0, 0, 0, "none", now(), self.store.url, (), details)
+        self.store.add_receipt(receipt)
+
+    def _read_behind(self, root: Digest) -> None:
+        from ckptstore.store import readback_receipt
+
+        report = verify(self.store.backend, root, skip=self._read_back)
+        if report.findings:
+            raise_finding(report.findings[0])
+        self._read_back.update(report.keys)
+        self.store.add_receipt(readback_receipt(self.store, report))
+
+    def _await_readback(self) -> None:
+        behind, self._behind = self._behind, None
+        if behind is not None:
+            behind.result()

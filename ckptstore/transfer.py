@@ -1,0 +1,170 @@
+"""Push and pull: a closure, or one shard of it, from one store to another, read back whole where it arrived."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ckptstore.backends.protocol import ReadBackend
+from ckptstore.closure import Closure, Need, read_closure
+from ckptstore.errors import CkptStoreError, CorruptError
+from ckptstore.findings import Finding, Place, Report, raise_finding
+from ckptstore.format.checkpoint import Checkpoint
+from ckptstore.format.digest import Digest
+from ckptstore.format.keys import document_key, object_key, pin_key, receipt_key, retired_key
+from ckptstore.format.records import Pin, Receipt, Retired, closure_digest
+from ckptstore.leases import lease, now
+from ckptstore.objects import Objects, writable
+from ckptstore.threads import in_threads
+from ckptstore.verify import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What a push or pull did: keys and bytes sent, keys that good bytes lay under already, and the receipt of the
+    readback."""
+
+    root: Digest
+    sent_keys: int
+    sent_bytes: int
+    present_keys: int
+    repaired_keys: int
+    receipt: Receipt
+
+
+def transfer(
+    source: Objects,
+    target: ReadBackend,
+    root: Digest,
+    operation: str,
+    shards: Collection[int] | None = None,
+    progress: Progress | None = None,
+) -> Transfer:
+    """Copy what is missing, children before parents, and read every key of the closure back from ``target``.
+
+    Args:
+        source: where the closure is; every byte is verified when it is read, so no unverified byte is sent.
+        target: where it goes. A key that is there is no proof: its bytes are read and hashed, and replaced if they
+        are wrong.
+        root: digest of the checkpoint.
+        operation: "push" or "pull", for the receipt.
+        shards: only these shards; ``target`` then gets a pin of that scope.
+        progress: called with (bytes done, bytes in all).
+
+    Raises:
+        CorruptError, NotFoundError: the source lacks good bytes; nothing that refers to them was written to ``target``.
+        CorruptError: what ``target`` gives back is not what was sent; names the key.
+    """
+    store = writable(target)
+    closure = read_closure(source, root, shards)
+    arrived = Objects(target, medium=True)
+    sender = _Sender(source, arrived)
+    outcomes: list[_Outcome] = []
+    total = sum(need.length for need in closure.objects.values())
+    done = 0
+    with lease(target):
+        for need, outcome in in_threads(sender.send_object, closure.objects.values()):
+            outcomes.append(outcome)
+            done += need.length
+            if progress is not None:
+                progress(done, total)
+        for key in reversed(closure.documents):
+            outcomes.append(sender.send_document(key))
+        _send_history(source, target, closure)
+        if shards is not None:
+            pin = Pin(tuple(sorted(shards)), f"{operation} of some shards")
+            store.create(pin_key(root, secrets.token_hex(16)), pin.encode())
+    receipt = Receipt(
+        operation=operation,
+        subject=root,
+        closure=closure_digest(closure.sizes()),
+        documents=len(closure.documents),
+        objects=len(closure.objects),
+        bytes_read=sum(outcome.read for outcome in outcomes),
+        method=arrived.method.value,
+        time=now(),
+        where=target.url,
+    )
+    data = receipt.encode()
+    store.create(receipt_key(root, Digest.of(data)), data)
+    return Transfer(
+        root=root,
+        sent_keys=sum(outcome.sent > 0 for outcome in outcomes),
+        sent_bytes=sum(outcome.sent for outcome in outcomes),
+        present_keys=sum(not outcome.sent for outcome in outcomes),
+        repaired_keys=sum(outcome.repaired for outcome in outcomes),
+        receipt=receipt,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What happened to one key: bytes sent (0: good bytes were there), bytes read back, whether bad bytes were
+    replaced."""
+
+    sent: int
+    read: int
+    repaired: bool = False
+
+
+class _Sender:
+    """Sends one key at a time; may be called from several threads."""
+
+    def __init__(self, source: Objects, target: Objects) -> None:
+        self._source = source
+        self._target = target
+
+    def send_object(self, need: Need) -> tuple[Need, _Outcome]:
+        """Make sure that the target gives back this object."""
+        return need, self._send(object_key(need.digest), need.digest, need.length, need.places[0])
+
+    def send_document(self, key: str) -> _Outcome:
+        """Make sure that the target gives back this document."""
+        digest = Digest.parse(key.rsplit("/", 1)[1])
+        return self._send(key, digest, None, Place(part=f"document {digest.short}"))
+
+    def _send(self, key: str, digest: Digest, length: int | None, place: Place) -> _Outcome:
+        """``length`` None: a document, of any length up to the limit."""
+        found: list[Finding] = []
+        existed = self._target.backend.stat(key) is not None
+        if existed:
+            data = self._read(self._target, digest, length, place, found.append)
+            if data is not None:
+                return _Outcome(0, len(data))
+        data = self._read(self._source, digest, length, place, raise_finding)
+        assert data is not None
+        self._target.put(key, digest, data)
+        found.clear()
+        if self._read(self._target, digest, length, place, found.append) is None:
+            raise CorruptError(
+                f"{place} at {self._target.backend.url}",
+                f"readback after sending failed: {'; '.join(str(finding) for finding in found)}",
+                "the destination does not keep what it is given; check its disk or its checksum settings",
+            )
+        return _Outcome(len(data), len(data), existed)
+
+    @staticmethod
+    def _read(objects: Objects, digest: Digest, length: int | None, place: Place, report: Report) -> bytes | None:
+        if length is None:
+            return objects.document(digest, place, report)
+        return objects.read(digest, length, place, report)
+
+
+def _send_history(source: Objects, target: ReadBackend, closure: Closure) -> None:
+    """Bring the checkpoint documents of the ancestors, and say of those whose closure is not at the target that it
+    may be gone."""
+    store = writable(target)
+    parent = closure.checkpoint.parent if closure.checkpoint else None
+    documents = Objects(target)
+    while parent is not None:
+        try:
+            data = source.document(parent, Place(checkpoint=parent, part="ancestor"))
+        except CkptStoreError:
+            return  # history that the source itself has lost; verify says so at both ends
+        assert data is not None
+        documents.put(document_key(parent), parent, data)
+        checkpoint = Checkpoint.parse(data)
+        if any(store.stat(document_key(shard)) is None for shard in checkpoint.shards):
+            store.create(retired_key(parent), Retired("history only: its closure was not transferred").encode())
+        parent = checkpoint.parent

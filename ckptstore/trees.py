@@ -1,0 +1,165 @@
+"""Trees: folders of files into the store and out of it, every byte hashed both ways."""
+
+from __future__ import annotations
+
+import os
+import stat as st
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ckptstore.backends.durable import write_file_durably
+from ckptstore.errors import BackendError, CorruptError, NotFoundError, RefusedError
+from ckptstore.findings import Place
+from ckptstore.format.digest import Digest
+from ckptstore.format.tensors import CHUNK
+from ckptstore.format.tree import Excluded, File, Tree, check_path
+from ckptstore.objects import Objects
+
+
+def put_tree(objects: Objects, directory: Path, exclude: Mapping[str, str] | None = None) -> Digest:
+    """Store all files below ``directory``; returns the digest of the tree document.
+
+    Every regular file is taken, whatever its name, unless ``exclude`` names its exact path with a reason; an in-root
+    link is stored as the file that it leads to, with a note.
+
+    Raises:
+        RefusedError: something is neither a regular file nor such a link, an excluded path is not there, or a file
+            changed while it was read.
+        NotFoundError: there is no such directory.
+    """
+    if not directory.is_dir():
+        raise NotFoundError(f"directory {directory}", "not there, or not a directory")
+    exclude = dict(exclude or {})
+    files = []
+    found = set()
+    for path in sorted(_walk(directory, ""), key=str.encode):
+        check_path(path)
+        found.add(path)
+        if path not in exclude:
+            files.append(_put_file(objects, directory, path))
+    missing = sorted(exclude.keys() - found)
+    if missing:
+        raise RefusedError(f"tree of {directory}", f"excluded but not there: {', '.join(missing)}")
+    excluded = tuple(Excluded(path, reason) for path, reason in sorted(exclude.items(), key=lambda i: i[0].encode()))
+    return objects.put_document(Tree(tuple(files), excluded).encode())
+
+
+def read_tree(objects: Objects, digest: Digest) -> Tree:
+    """The tree with this digest, verified."""
+    data = objects.document(digest, Place(part=f"tree {digest.short}"))
+    assert data is not None
+    return Tree.parse(data)
+
+
+def get_tree(objects: Objects, digest: Digest, directory: Path) -> int:
+    """Write the files of a tree below ``directory``, each verified before it gets its name; returns the bytes written.
+
+    Raises:
+        RefusedError: a file is there already with other bytes.
+        CorruptError, NotFoundError: an object is bad or missing; names the file.
+    """
+    written = 0
+    for file in read_tree(objects, digest).files:
+        target = directory / file.path
+        if target.exists() or target.is_symlink():
+            if file_matches(directory, file):
+                continue
+            raise RefusedError(f"file {target}", "is there already with other bytes", "choose an empty directory")
+        write_file_durably(target, file_bytes(objects, digest, file), mode=0o755 if file.executable else 0o644)
+        written += file.size
+    return written
+
+
+def file_bytes(objects: Objects, digest: Digest, file: File) -> Iterator[bytes]:
+    """The verified chunks of one file of the tree with this digest."""
+    for number, (chunk, length) in enumerate(zip(file.chunks, file.lengths(), strict=True)):
+        data = objects.read(chunk, length, Place(part=f"tree {digest.short}", path=file.path, chunk=number))
+        assert data is not None
+        yield data
+
+
+def file_matches(directory: Path, file: File) -> bool:
+    """Whether ``directory`` holds exactly this file: a regular file with these bytes and this mode."""
+    try:
+        descriptor = os.open(directory / file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not st.S_ISREG(status.st_mode) or status.st_size != file.size:
+            return False
+        if bool(status.st_mode & 0o100) != file.executable:
+            return False
+        return all(
+            Digest.of(stream.read(length)) == chunk for chunk, length in zip(file.chunks, file.lengths(), strict=True)
+        )
+
+
+def _walk(directory: Path, prefix: str) -> Iterator[str]:
+    with os.scandir(directory / prefix) as entries:
+        for entry in entries:
+            path = f"{prefix}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(directory, f"{path}/")
+            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                yield path
+            else:
+                raise RefusedError(
+                    f"file {directory / path}", "neither a regular file, a folder nor a link", "exclude it"
+                )
+
+
+def _put_file(objects: Objects, directory: Path, path: str) -> File:
+    """Store one file from one open descriptor; its size and times are looked at again after reading."""
+    source = directory / path
+    link = os.readlink(source) if source.is_symlink() else None
+    if link is not None:
+        resolved = source.resolve()
+        if not resolved.is_relative_to(directory.resolve()) or not resolved.is_file():
+            raise RefusedError(
+                f"link {source}", f"leads to {link!r:.80}, not to a file below {directory}", "exclude it by name"
+            )
+        source = resolved
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            before = os.fstat(descriptor)
+            if not st.S_ISREG(before.st_mode):
+                raise RefusedError(f"file {source}", "not a regular file", "exclude it by name")
+            chunks, size = [], 0
+            while data := stream.read(CHUNK):
+                chunks.append(objects.put_object(data))
+                size += len(data)
+            after = os.fstat(descriptor)
+    except OSError as error:
+        raise BackendError(f"file {source}", f"{error.strerror}") from None
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
+        raise RefusedError(f"file {source}", "it changed while it was read", "try again when nobody writes to it")
+    return File(path, bool(before.st_mode & 0o100), size, tuple(chunks), link)
+
+
+def check_files(directory: Path, tree: Tree, wanted: Mapping[str, str]) -> None:
+    """Check a host's files against a tree before anything runs.
+
+    Args:
+        directory: where the files were staged.
+        tree: what they must be.
+        wanted: path of each required file, with its role (for the message).
+
+    Raises:
+        RefusedError: names every file that is missing or not the one of the tree, with its role.
+        CorruptError: a wanted path is not in the tree at all.
+    """
+    files = {file.path: file for file in tree.files}
+    wrong = []
+    for path, role in sorted(wanted.items()):
+        if path not in files:
+            raise CorruptError(f"file {path!r:.120} ({role})", "the tree does not hold it")
+        if not (directory / path).exists():
+            wrong.append(f"{path} ({role}) is missing")
+        elif not file_matches(directory, files[path]):
+            wrong.append(f"{path} ({role}) is not the file of the prepared tree")
+    if wrong:
+        raise RefusedError(
+            f"staged files in {directory}", "; ".join(wrong), "stage exactly the prepared files, then start again"
+        )

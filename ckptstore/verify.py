@@ -1,0 +1,185 @@
+"""Verify: read every byte of a closure again, hash it, recompute every root, and list all that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from ckptstore.backends.protocol import ReadBackend, ReadbackMethod
+from ckptstore.closure import Closure, Need, read_closure
+from ckptstore.errors import CkptStoreError, MalformedError
+from ckptstore.findings import Finding, Kind, Place, exit_code
+from ckptstore.format.checkpoint import Checkpoint
+from ckptstore.format.digest import Digest
+from ckptstore.format.fields import DOCUMENT_LIMIT
+from ckptstore.format.keys import document_key, retired_key
+from ckptstore.format.records import closure_digest
+from ckptstore.objects import Objects
+from ckptstore.threads import in_threads
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) as objects are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """An ancestor of the verified checkpoint: present, retired or missing."""
+
+    root: Digest
+    step: int | None
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a verification read and found.
+
+    ``bytes_read`` are the bytes of the closure's distinct keys that were read and hashed; documents of ancestors and
+    ref records are history, and counted in ``history_bytes``. ``method`` is the weakest way in which a
+    key was read, ``keys`` the keys of the closure's objects.
+    """
+
+    root: Digest
+    closure: Digest
+    step: int | None
+    documents: int
+    objects: int
+    bytes_read: int
+    history_bytes: int
+    method: ReadbackMethod
+    ancestors: tuple[Ancestor, ...]
+    keys: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.findings
+
+    @property
+    def exit_code(self) -> int:
+        """0, or the exit code of the worst finding."""
+        return exit_code(self.findings)
+
+
+def verify(
+    backend: ReadBackend,
+    root: Digest,
+    shards: Collection[int] | None = None,
+    progress: Progress | None = None,
+    refs: Iterable[tuple[list[Finding], int]] = (),
+    skip: Collection[str] = (),
+) -> VerifyReport:
+    """Verify the closure of ``root``, reading each distinct key once and from the medium where the backend can.
+
+    Args:
+        backend: the store.
+        root: digest of the checkpoint.
+        shards: only these shards, for a partial store.
+        progress: called as bytes are read.
+        refs: findings and bytes read of ref logs that were checked besides.
+        skip: keys of objects that this process has read back already; documents are always read.
+    """
+    objects = Objects(backend, medium=True)
+    found: list[Finding] = []
+    closure = read_closure(objects, root, shards, found.append)
+    wanted = [(key, need) for key, need in closure.objects.items() if key not in skip]
+    total = sum(need.length for _, need in wanted)
+    read = sum(closure.documents.values())
+    done = 0
+    for need, findings, size in in_threads(lambda item: check_object(objects, *item), wanted):
+        found.extend(findings)
+        read += size
+        done += need.length
+        if progress is not None:
+            progress(done, total)
+    history = 0
+    ancestors, size = _ancestors(backend, closure, found) if shards is None else ((), 0)
+    history += size
+    for findings, size in refs:
+        found.extend(findings)
+        history += size
+    return VerifyReport(
+        root=root,
+        closure=closure_digest(closure.sizes()),
+        step=closure.checkpoint.step if closure.checkpoint else None,
+        documents=len(closure.documents),
+        objects=len(wanted),
+        keys=tuple(closure.objects),
+        bytes_read=read,
+        history_bytes=history,
+        method=objects.method,
+        ancestors=ancestors,
+        findings=tuple(found),
+    )
+
+
+def check_object(objects: Objects, key: str, need: Need) -> tuple[Need, list[Finding], int]:
+    """Read one object back and hash it, and each slot of a pack; findings name every place that uses it."""
+    found: list[Finding] = []
+    data = objects.read(need.digest, need.length, need.places[0], found.append)
+    if data is None:
+        spread = [
+            Finding(f.kind, place, f.key, f.message, f.expected, f.actual) for f in found for place in need.places
+        ]
+        if need.slots and found[0].kind is not Kind.MISSING:
+            spread += _bad_slots(objects.backend, key, need)
+        elif need.slots:
+            spread += [
+                Finding(Kind.MISSING, place, key, "its pack is not in the store") for place in need.slot_places.values()
+            ]
+        return need, spread, 0
+    for digest, slot in need.slots.items():
+        actual = Digest.of(memoryview(data)[slot.offset : slot.offset + slot.length])
+        if actual != digest:
+            message = f"wrong bytes at {slot.offset} of its pack"
+            found.append(Finding(Kind.CORRUPT, need.slot_places[digest], key, message, str(digest), str(actual)))
+    return need, found, len(data)
+
+
+def _bad_slots(backend: ReadBackend, key: str, need: Need) -> Iterator[Finding]:
+    """Which chunks of a damaged pack are damaged."""
+    try:
+        data = backend.get(key, 0, need.length)
+    except CkptStoreError:
+        data = b""
+    for digest, slot in need.slots.items():
+        actual = Digest.of(data[slot.offset : slot.offset + slot.length])
+        if actual != digest:
+            message = f"wrong bytes at {slot.offset} of its pack"
+            yield Finding(Kind.CORRUPT, need.slot_places[digest], key, message, str(digest), str(actual))
+
+
+def _ancestors(backend: ReadBackend, closure: Closure, found: list[Finding]) -> tuple[tuple[Ancestor, ...], int]:
+    """Walk the parents: present if the document and its shards' documents are there, else retired, else missing."""
+    ancestors: list[Ancestor] = []
+    read = 0
+    parent = closure.checkpoint.parent if closure.checkpoint else None
+    while parent is not None:
+        key = document_key(parent)
+        place = Place(checkpoint=closure.root, part=f"ancestor {parent.short}")
+        checkpoint: Checkpoint | None = None
+        try:
+            data = backend.get(key, 0, DOCUMENT_LIMIT + 1)
+            read += len(data)
+            if Digest.of(data) != parent:
+                found.append(Finding(Kind.CORRUPT, place, key, "wrong bytes", str(parent), str(Digest.of(data))))
+                break
+            checkpoint = Checkpoint.parse(data)
+        except MalformedError as error:
+            found.append(Finding(Kind.MALFORMED, place, key, str(error)))
+            break
+        except CkptStoreError as error:
+            found.append(Finding(Kind.ANCESTOR, place, key, error.why or "not in the store"))
+            ancestors.append(Ancestor(parent, None, "missing"))
+            break
+        if all(backend.stat(document_key(shard)) is not None for shard in checkpoint.shards):
+            status = "present"
+        elif backend.stat(retired_key(parent)) is not None:
+            status = "retired"
+        else:
+            status = "missing"
+            found.append(Finding(Kind.ANCESTOR, place, key, "its closure is gone and it was not retired"))
+        ancestors.append(Ancestor(parent, checkpoint.step, status))
+        parent = checkpoint.parent
+    return tuple(ancestors), read
