@@ -122,6 +122,7 @@ class TrainingState:
                 if not isinstance(value, Tensor) or name.endswith(_EXTRA):
                     continue
                 path = f"{prefix}.{name}" if prefix else name
+                values.check_text(path, f"tensor {path!r:.120}")
                 if path in found:
                     raise RefusedError(f"tensor {path!r:.120}", "two modules give this path", "name them differently")
                 role = WEIGHT if name in parameters or isinstance(value, nn.Parameter) else BUFFER
@@ -187,7 +188,8 @@ class TrainingState:
                     raise RefusedError(where, why, "pass the module that owns it as model=")
                 captured.hypers.append(HyperEntry(path, (HYPER, name), index))
         captured.optimizers.append(Optimizer(name, type_name(optimizer), tuple(groups)))
-        for key, state in optimizer.state.items():
+        states: dict[Any, Any] = dict(optimizer.state)
+        for key, state in states.items():
             if isinstance(key, Tensor):
                 path = "" if isinstance(optimizer, torch.optim.LBFGS) else paths.get(id(key))
                 if path is None:

@@ -114,6 +114,13 @@ def read_shards(objects: Objects, digests: Sequence[Digest]) -> list[ShardView]:
     return [reader.closure.shards[index] for index in range(len(digests))]
 
 
+def read_shard(objects: Objects, digest: Digest, index: int, count: int) -> Closure:
+    """The documents of one shard that may belong to no checkpoint yet, read and checked; raises the first finding."""
+    reader = _Reader(objects, None, raise_finding)
+    reader.read_shard(index, digest, count)
+    return reader.closure
+
+
 class _Reader:
     def __init__(self, objects: Objects, root: Digest | None, report: Report) -> None:
         self.objects = objects

@@ -135,7 +135,8 @@ def commit(
     try:
         checkpoint = join(objects, attempt, receipts, ties, replicas, deviations, tracks_step or {})
     except (RefusedError, MalformedError) as error:
-        refs.fence(attempt.ref)
+        if len(receipts) > 1:  # nobody else waits for the verdict on a single shard
+            refs.fence(attempt.ref)
         raise CommitAbortedError(error.what, error.why, error.hint) from None
     root = objects.put_document(checkpoint.encode())
     if before_ref is not None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
+from ckptstore.backends.owners import this_process
 from ckptstore.backends.protocol import ReadBackend
 from ckptstore.errors import CkptStoreError, ConflictError
 from ckptstore.format.keys import lease_key
@@ -27,7 +26,7 @@ def lease(backend: ReadBackend) -> Iterator[None]:
     """
     store = writable(backend)
     key = lease_key(secrets.token_hex(16))
-    store.create(key, Lease(socket.gethostname(), _process(), now()).encode())
+    store.create(key, Lease(socket.gethostname(), str(this_process()), now()).encode())
     try:
         for marker in store.list("gc/"):
             why = f"a collection is running ({marker.key})"
@@ -44,13 +43,3 @@ def lease(backend: ReadBackend) -> Iterator[None]:
 def now() -> str:
     """The time in UTC as RFC 3339 with seconds, for receipts and leases."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _process() -> str:
-    """Process id with its start time in clock ticks since boot, where the system tells it."""
-    pid = os.getpid()
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return f"{pid}:{fields[19]}"
-    except (OSError, IndexError):
-        return str(pid)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ckptstore.capture import SELECTORS, TrainingState, parameter_paths
-from ckptstore.closure import Closure, Pack, ShardView, read_closure
-from ckptstore.errors import CkptStoreError, MalformedError, MismatchError, TornRestoreError, UsageError
-from ckptstore.findings import Place
+from ckptstore.chunks import ChunkSource
+from ckptstore.closure import Closure, ShardView, read_closure
+from ckptstore.errors import CkptStoreError, MismatchError, TornRestoreError, UsageError
+from ckptstore.findings import Finding, Kind, raise_finding
 from ckptstore.format import values
 from ckptstore.format.canonical import Json, encode
 from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
-from ckptstore.format.keys import object_key
 from ckptstore.format.page import EXTRA, OPTIM, HyperEntry, Role, TensorEntry, ValueEntry
 from ckptstore.format.progress import NamedState
 from ckptstore.format.state import differences, shard_leaves
@@ -91,6 +91,7 @@ def restore(
     view = closure.shards[shard]
     plan = _Plan(state, view, checkpoint)
     plan.check(root)
+    _check_presence(objects, closure)
     if atomic:
         _verify_all(objects, closure)
     restored = Restored(root, checkpoint, view)
@@ -382,7 +383,7 @@ def fill_tensors(
 ) -> None:
     """Read the chunks of ``targets`` (entries in order), verify each, and put them into the tensors one after the
     other."""
-    source = _ChunkSource(objects, view)
+    source = ChunkSource(objects, view)
 
     def load(item: tuple[int, int]) -> bytes:
         return source.read(targets[item[0]][0], item[1])
@@ -400,46 +401,6 @@ def fill_tensors(
         restored.bytes_read += len(data)
         if number == max(1, len(entry.chunks)) - 1:
             filler.finish()
-
-
-class _ChunkSource:
-    """Verified chunk bytes of one shard; packs are read once while their slots are asked for in order."""
-
-    def __init__(self, objects: Objects, view: ShardView) -> None:
-        self._objects = objects
-        self._view = view
-        self._packs = {
-            role: {digest: pack for pack in packs for digest in pack.slots} for role, packs in view.packs.items()
-        }
-        self._recent: dict[Digest, bytes] = {}
-
-    def read(self, entry: TensorEntry, number: int) -> bytes:
-        """Chunk ``number`` of a tensor; its whole bytes if it stands inline."""
-        if entry.inline is not None:
-            return entry.inline
-        place = self._view.place.at(role=entry.role, path=entry.path, chunk=number)
-        lengths = entry.lengths()
-        digest = entry.chunks[number]
-        if number < len(lengths) - 1 or not entry.tail:
-            data = self._objects.read(digest, lengths[number], place)
-            assert data is not None
-            return data
-        pack = self._packs[entry.role][digest]
-        slot = pack.slots[digest]
-        data = self._pack(pack, place)[slot.offset : slot.offset + slot.length]
-        if Digest.of(data) != digest:
-            why = f"its bytes in pack {object_key(pack.digest)} are {Digest.of(data)}, expected {digest}"
-            raise MalformedError(str(place), why, "the documents contradict each other; run ckpt verify")
-        return data
-
-    def _pack(self, pack: Pack, place: Place) -> bytes:
-        data = self._recent.get(pack.digest)
-        if data is None:
-            data = self._objects.read(pack.digest, pack.length, place)
-            assert data is not None
-            recent = {**self._recent, pack.digest: data}
-            self._recent = dict(list(recent.items())[-4:])
-        return data
 
 
 class _Filler:
@@ -469,6 +430,17 @@ class _Filler:
             if size > 1 and stride == 0:  # an expanded dimension: one element stands for all
                 target, whole = target.narrow(dim, 0, 1), whole.narrow(dim, 0, 1)
         target.copy_(whole)
+
+
+def _check_presence(objects: Objects, closure: Closure) -> None:
+    """Raise the first object that is absent or of another size, while the live state is still untouched."""
+    for key, need in closure.objects.items():
+        stat = objects.backend.stat(key)
+        if stat is None:
+            raise_finding(Finding(Kind.MISSING, need.places[0], key, "not in the store", str(need.digest), "nothing"))
+        elif stat.size != need.length:
+            expected, actual = f"{need.length} bytes", f"{stat.size} bytes"
+            raise_finding(Finding(Kind.TRUNCATED, need.places[0], key, "wrong length", expected, actual))
 
 
 def _verify_all(objects: Objects, closure: Closure) -> None:

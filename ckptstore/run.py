@@ -184,19 +184,20 @@ class Run:
             why = f"step {step} does not come after its parent's step {self.checkpoint.step}"
             raise RefusedError(f"save to {self.ref}", why, "save after at least one more update")
         attempt = self.store.begin(self.ref)
-        if (attempt.generation, attempt.parent) != (head.generation if head else 0, parent):
+        if attempt.parent != parent:
             why = f"it was moved to {attempt.parent} by somebody else"
             raise ConflictError(f"ref {self.ref}", why, "resume from there, or save to another ref")
-        receipt = self.store.save_shard(
-            self.state, attempt, step=step, binding=self._binding, cursors=cursors, files=self._files
-        )
-        root = self.store.commit(
-            attempt,
-            [receipt],
-            deviations=self._deviations,
-            tracks_step=self._tracks_step,
-            readback=self._readback == "before-commit",
-        )
+        with self.store.lease():  # from the first object to the moved ref
+            receipt = self.store.save_shard(
+                self.state, attempt, step=step, binding=self._binding, cursors=cursors, files=self._files
+            )
+            root = self.store.commit(
+                attempt,
+                [receipt],
+                deviations=self._deviations,
+                tracks_step=self._tracks_step,
+                readback=self._readback == "before-commit",
+            )
         self._deviations = []
         self._restored = None
         self.root, self.checkpoint = root, self.store.checkpoint(root)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ckptstore.backends.protocol import ReadBackend
-from ckptstore.closure import Closure, Need, read_closure
+from ckptstore.closure import Closure, Need, read_closure, read_shard
 from ckptstore.errors import CkptStoreError, CorruptError
 from ckptstore.findings import Finding, Place, Report, raise_finding
 from ckptstore.format.checkpoint import Checkpoint
@@ -40,6 +40,8 @@ def transfer(
     operation: str,
     shards: Collection[int] | None = None,
     progress: Progress | None = None,
+    *,
+    files: bool = True,
 ) -> Transfer:
     """Copy what is missing, children before parents, and read every key of the closure back from ``target``.
 
@@ -51,56 +53,54 @@ def transfer(
         operation: "push" or "pull", for the receipt.
         shards: only these shards; ``target`` then gets a pin of that scope.
         progress: called with (bytes done, bytes in all).
+        files: whether the trees of files and of the preparation go too; a restore needs none of them.
 
     Raises:
         CorruptError, NotFoundError: the source lacks good bytes; nothing that refers to them was written to ``target``.
         CorruptError: what ``target`` gives back is not what was sent; names the key.
     """
     store = writable(target)
-    closure = read_closure(source, root, shards)
-    arrived = Objects(target, medium=True)
-    sender = _Sender(source, arrived)
-    outcomes: list[_Outcome] = []
-    total = sum(need.length for need in closure.objects.values())
-    done = 0
+    closure = read_closure(source, root, shards, files=files)
+    sender = _Sender(source, Objects(target, medium=True))
     with lease(target):
-        for need, outcome in in_threads(sender.send_object, closure.objects.values()):
-            outcomes.append(outcome)
-            done += need.length
-            if progress is not None:
-                progress(done, total)
-        for key in reversed(closure.documents):
-            outcomes.append(sender.send_document(key))
+        outcomes = sender.send_closure(closure, progress)
         _send_history(source, target, closure)
         if shards is not None:
             pin = Pin(tuple(sorted(shards)), f"{operation} of some shards")
             store.create(pin_key(root, secrets.token_hex(16)), pin.encode())
-    receipt = Receipt(
-        operation=operation,
-        subject=root,
-        closure=closure_digest(closure.sizes()),
-        documents=len(closure.documents),
-        objects=len(closure.objects),
-        bytes_read=sum(outcome.read for outcome in outcomes),
-        method=arrived.method.value,
-        time=now(),
-        where=target.url,
-    )
-    data = receipt.encode()
-    store.create(receipt_key(root, Digest.of(data)), data)
-    return Transfer(
-        root=root,
-        sent_keys=sum(outcome.sent > 0 for outcome in outcomes),
-        sent_bytes=sum(outcome.sent for outcome in outcomes),
-        present_keys=sum(not outcome.sent for outcome in outcomes),
-        repaired_keys=sum(outcome.repaired for outcome in outcomes),
-        receipt=receipt,
-    )
+    return sender.sum_up(root, operation, closure, outcomes)
+
+
+def send_shard(source: Objects, target: ReadBackend, digest: Digest, index: int, count: int) -> Transfer:
+    """Copy one shard that belongs to no checkpoint yet, children before parents, and read it back from ``target``.
+
+    So workers save to a store of their own, and who commits needs only what arrived. Nothing keeps the shard until the
+    commit.
+
+    Args:
+        source: where the worker saved it.
+        target: where the commit will be made.
+        digest: the shard document.
+        index: the shard's number.
+        count: number of shards.
+
+    Returns:
+        Its ``root`` is the shard's digest.
+
+    Raises:
+        CorruptError, NotFoundError: as :func:`transfer`.
+    """
+    writable(target)
+    closure = read_shard(source, digest, index, count)
+    sender = _Sender(source, Objects(target, medium=True))
+    with lease(target):
+        outcomes = sender.send_closure(closure, None)
+    return sender.sum_up(digest, "push", closure, outcomes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What happened to one key: bytes sent (0: good bytes were there), bytes read back, whether bad bytes were
+    """What happened to one key: bytes sent (0: good bytes were there), bytes read back, whether bad ones were
     replaced."""
 
     sent: int
@@ -114,6 +114,20 @@ class _Sender:
     def __init__(self, source: Objects, target: Objects) -> None:
         self._source = source
         self._target = target
+
+    def send_closure(self, closure: Closure, progress: Progress | None) -> list[_Outcome]:
+        """Make sure that the target gives back every object, then every document, children before parents."""
+        outcomes: list[_Outcome] = []
+        total = sum(need.length for need in closure.objects.values())
+        done = 0
+        for need, outcome in in_threads(self.send_object, closure.objects.values()):
+            outcomes.append(outcome)
+            done += need.length
+            if progress is not None:
+                progress(done, total)
+        for key in reversed(closure.documents):
+            outcomes.append(self.send_document(key))
+        return outcomes
 
     def send_object(self, need: Need) -> tuple[Need, _Outcome]:
         """Make sure that the target gives back this object."""
@@ -149,6 +163,45 @@ class _Sender:
         if length is None:
             return objects.document(digest, place, report)
         return objects.read(digest, length, place, report)
+
+    def sum_up(self, subject: Digest, operation: str, closure: Closure, outcomes: list[_Outcome]) -> Transfer:
+        """Leave a receipt about ``subject`` at the target, and say what was done."""
+        backend = self._target.backend
+        receipt = Receipt(
+            operation=operation,
+            subject=subject,
+            closure=closure_digest(closure.sizes()),
+            documents=len(closure.documents),
+            objects=len(closure.objects),
+            bytes_read=sum(outcome.read for outcome in outcomes),
+            method=self._target.method.value,
+            time=now(),
+            where=backend.url,
+            exceptions=_exceptions(closure),
+        )
+        data = receipt.encode()
+        writable(backend).create(receipt_key(subject, Digest.of(data)), data)
+        return Transfer(
+            root=subject,
+            sent_keys=sum(outcome.sent > 0 for outcome in outcomes),
+            sent_bytes=sum(outcome.sent for outcome in outcomes),
+            present_keys=sum(not outcome.sent for outcome in outcomes),
+            repaired_keys=sum(outcome.repaired for outcome in outcomes),
+            receipt=receipt,
+        )
+
+
+def _exceptions(closure: Closure) -> tuple[str, ...]:
+    """What of a checkpoint did not go along, for the receipt."""
+    checkpoint = closure.checkpoint
+    if checkpoint is None:
+        return ()
+    left_out = []
+    if len(closure.shards) < len(checkpoint.shards):
+        left_out.append(f"only shards {', '.join(map(str, sorted(closure.shards)))}")
+    if not closure.trees and (checkpoint.run, checkpoint.files) != (None, None):
+        left_out.append("without its files")
+    return tuple(left_out)
 
 
 def _send_history(source: Objects, target: ReadBackend, closure: Closure) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat as st
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from ckptstore.backends.durable import write_file_durably
@@ -51,15 +51,28 @@ def read_tree(objects: Objects, digest: Digest) -> Tree:
     return Tree.parse(data)
 
 
-def get_tree(objects: Objects, digest: Digest, directory: Path) -> int:
+def get_tree(objects: Objects, digest: Digest, directory: Path, paths: Collection[str] | None = None) -> int:
     """Write the files of a tree below ``directory``, each verified before it gets its name; returns the bytes written.
 
+    Args:
+        objects: the store.
+        digest: of the tree document.
+        directory: where the files go.
+        paths: only these files of the tree; the objects of the others are not read.
+
     Raises:
+        NotFoundError: a path is not in the tree.
         RefusedError: a file is there already with other bytes.
         CorruptError, NotFoundError: an object is bad or missing; names the file.
     """
     written = 0
-    for file in read_tree(objects, digest).files:
+    tree = read_tree(objects, digest)
+    absent = sorted(set(paths or ()) - {file.path for file in tree.files})
+    if absent:
+        raise NotFoundError(f"tree {digest.short}", f"it has no file {', '.join(absent)}")
+    for file in tree.files:
+        if paths is not None and file.path not in paths:
+            continue
         target = directory / file.path
         if target.exists() or target.is_symlink():
             if file_matches(directory, file):

@@ -189,7 +189,7 @@ def write_file_durably(
         with storage_errors(what, target, needed=size):
             if replace:
                 os.replace(temporary, target)
-            elif not _give_new_name(temporary, target):
+            elif not give_new_name(temporary, target):
                 raise refusal
             sync_folder(target.parent)
     finally:
@@ -197,7 +197,7 @@ def write_file_durably(
     return size
 
 
-def _give_new_name(temporary: Path, target: Path) -> bool:
+def give_new_name(temporary: Path, target: Path) -> bool:
     """Name ``temporary`` ``target`` too, or return False if that name is taken."""
     try:
         os.link(temporary, target)

@@ -4,8 +4,8 @@ Four small types, so that a signature says what a function may do to data: :clas
 :class:`WriteBackend` adds create-if-absent, :class:`RepairBackend` adds replacing, :class:`PruneBackend` adds deleting.
 Digest checks live above backends. One contract suite (tests/contract) runs over every backend and every wrapper.
 
-Keys are ``/``-separated relative names made of ``[A-Za-z0-9._-]`` components (docs/format.md section 1); a backend refuses any other
-with :class:`~ckptstore.errors.UsageError`, on the way in.
+Keys are ``/``-separated relative names made of ``[A-Za-z0-9._-]`` components (docs/format.md section 1); a backend
+refuses any other with :class:`~ckptstore.errors.UsageError`, on the way in.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class ReadbackMethod(Enum):
 
 
 class ReadBackend(Protocol):
-    """Reading. All methods raise BackendError (or a subclass) for failures below, and may be called from several threads."""
+    """Reading. All methods raise BackendError (or a subclass) for failures below, and may be called from several
+    threads."""
 
     @property
     def url(self) -> str:
@@ -60,7 +61,8 @@ class ReadBackend(Protocol):
         ...
 
     def readback(self, key: str, length: int | None = None) -> tuple[bytes, ReadbackMethod]:
-        """The first ``length`` bytes (default all) read from the medium as far as possible, and how. NotFoundError if absent."""
+        """The first ``length`` bytes (default all) read from the medium as far as possible, and how. NotFoundError
+        if absent."""
         ...
 
     def stat(self, key: str) -> Stat | None:
@@ -68,7 +70,8 @@ class ReadBackend(Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[Stat]:
-        """All keys that start with ``prefix`` (empty, or ending in ``/``), sorted by key. Temporaries are never listed."""
+        """All keys that start with ``prefix`` (empty, or ending in ``/``), sorted by key. Temporaries are never
+        listed."""
         ...
 
 
@@ -88,7 +91,8 @@ class RepairBackend(WriteBackend, Protocol):
     """Reading, adding, and replacing what was just read and found wrong."""
 
     def replace(self, key: str, data: Buffer) -> None:
-        """Put the present bytes of ``key`` aside (quarantine) and publish ``data`` in their place, atomic and durable."""
+        """Put the present bytes of ``key`` aside (quarantine) and publish ``data`` in their place, atomic and
+        durable."""
         ...
 
 

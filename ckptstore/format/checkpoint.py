@@ -90,7 +90,7 @@ class Checkpoint:
         fields.end()
         if not checkpoint.shards:
             raise MalformedError("checkpoint", "it has no shard")
-        if type(values.from_json(checkpoint.binding, "binding")) is not dict:
+        if type(values.plain_from_json(checkpoint.binding, "binding")) is not dict:
             raise MalformedError("checkpoint", "its binding is not a dict")
         keys = [sort_key(r.role, r.path) for r in checkpoint.replicas]
         if any(left >= right for left, right in pairwise(keys)):

@@ -13,6 +13,7 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 PREFIXES = ("objects", "encoded", "documents", "refs", "receipts", "pins", "retired", "leases", "gc", "features")
 
 _GENERATION_DIGITS = 16
+_HEX_NAME = re.compile(r"[0-9a-f]{4,64}")
 
 
 def object_key(digest: Digest) -> str:
@@ -27,7 +28,7 @@ def document_key(digest: Digest) -> str:
 
 def check_ref_name(name: str) -> str:
     """``name`` if it is a legal ref name, else UsageError."""
-    if not REF_NAME.fullmatch(name) or re.fullmatch(r"[0-9a-f]{4,64}", name):
+    if not REF_NAME.fullmatch(name) or _HEX_NAME.fullmatch(name):
         why = "a ref name is [a-z0-9][a-z0-9._-]{0,63} and not a hex number of 4 digits or more"
         raise UsageError(f"ref {name!r:.80}", why, "hex numbers are read as digests; choose another name")
     return name
@@ -44,9 +45,11 @@ def ref_key(name: str, generation: int) -> str:
 
 
 def parse_ref_key(key: str) -> tuple[str, int] | None:
-    """(name, generation) of a ref key, or None if the key is not one."""
+    """(name, generation) of a ref key, or None if the key is not one. Generations begin with 1."""
     match = re.fullmatch(rf"refs/({REF_NAME.pattern})/([0-9]{{{_GENERATION_DIGITS}}})", key)
-    return (match[1], int(match[2])) if match else None
+    if match is None or _HEX_NAME.fullmatch(match[1]) or not int(match[2]):
+        return None
+    return match[1], int(match[2])
 
 
 def receipt_prefix(subject: Digest) -> str:
@@ -59,9 +62,14 @@ def receipt_key(subject: Digest, digest: Digest) -> str:
     return f"receipts/{subject.hex}/{digest.hex}"
 
 
+def pin_prefix(root: Digest) -> str:
+    """Prefix of all pins on ``root``."""
+    return f"pins/{root.hex}/"
+
+
 def pin_key(root: Digest, nonce: str) -> str:
     """Key of a pin on ``root``."""
-    return f"pins/{root.hex}/{nonce}"
+    return f"{pin_prefix(root)}{nonce}"
 
 
 def retired_key(root: Digest) -> str:

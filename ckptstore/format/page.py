@@ -90,7 +90,14 @@ Entry: TypeAlias = TensorEntry | ValueEntry | HyperEntry
 def make_tensor_entry(
     path: str, role: Role, dtype: str, shape: Sequence[int], chunks: Sequence[Digest], inline: bytes | None
 ) -> TensorEntry:
-    """An entry with its tensor digest computed. For an inline tensor ``chunks`` is ignored."""
+    """An entry with its tensor digest computed. For an inline tensor ``chunks`` is ignored.
+
+    Raises:
+        RefusedError: the tensor has more chunks than format 1 holds (256 GiB).
+    """
+    if len(chunks) > MAX_CHUNKS:
+        what = f"{'/'.join(role)} {path!r:.120}"
+        raise RefusedError(what, f"{len(chunks)} chunks, more than {MAX_CHUNKS} (256 GiB)", "split the tensor")
     if inline is not None:
         chunks = [Digest.of(inline)] if inline else []
     digest = tensor_digest(dtype, shape, chunks)
@@ -215,6 +222,8 @@ def _parse_tensor(path: str, role: Role, fields: Fields) -> TensorEntry:
         if chunk_count(nbytes) > MAX_CHUNKS:
             raise MalformedError(fields.where, f"more than {MAX_CHUNKS} chunks")
         chunks = fields.items("chunks", lambda node: parse_digest(node, fields.where))
+        if len(chunks) != chunk_count(nbytes):
+            raise MalformedError(fields.where, f"{len(chunks)} chunks for {nbytes} bytes")
     fields.end()
     entry = make_tensor_entry(path, role, dtype, shape, chunks, inline)
     if entry.digest != digest:
@@ -228,7 +237,7 @@ def _check_role(entry: Entry, where: str) -> None:
     fits = {
         "weight": isinstance(entry, TensorEntry) and size == 1,
         "buffer": isinstance(entry, TensorEntry) and size == 1,
-        "extra": not isinstance(entry, HyperEntry) and size == 1,
+        "extra": isinstance(entry, TensorEntry) or (isinstance(entry, ValueEntry) and size == 1),
         OPTIM: not isinstance(entry, HyperEntry) and size >= 3,
         HYPER: isinstance(entry, HyperEntry) and size == 2,
     }.get(name)

@@ -10,11 +10,23 @@ from itertools import pairwise
 
 from ckptstore.errors import MalformedError
 from ckptstore.format import values
-from ckptstore.format.canonical import Json
+from ckptstore.format.canonical import MAX_INT, Json
 from ckptstore.format.fields import Fields, as_list
 from ckptstore.format.page import OPTIM, Entry, TensorEntry, ValueEntry
 
-_STEP_FORMATS = {"f32": "<f", "f64": "<d", "i64": "<q", "i32": "<i", "u8": "<B", "i16": "<h", "u64": "<Q", "u32": "<I"}
+_STEP_FORMATS = {
+    "u8": "<B",
+    "i8": "<b",
+    "u16": "<H",
+    "i16": "<h",
+    "u32": "<I",
+    "i32": "<i",
+    "u64": "<Q",
+    "i64": "<q",
+    "f16": "<e",
+    "f32": "<f",
+    "f64": "<d",
+}
 
 STATE_KINDS = ("scheduler", "scaler", "data", "value")
 
@@ -106,7 +118,7 @@ def count_updates(entries: Iterable[Entry], states: Iterable[NamedState]) -> dic
     """The counters found in a state: (value, how often) by name, from every optimizer's ``step`` and scheduler's
     ``last_epoch``.
 
-    A ``step`` that is no whole number counts as -1, so that it can agree with nothing.
+    What is no whole number from 0 to 2^53 - 1 counts as -1, so that it can agree with nothing.
     """
     found: dict[str, Histogram[int]] = {}
     for entry in entries:
@@ -117,7 +129,7 @@ def count_updates(entries: Iterable[Entry], states: Iterable[NamedState]) -> dic
             value = values.from_json(state.value)
             epoch = value.get("last_epoch") if type(value) is dict else None
             if type(epoch) is int:
-                found[f"scheduler.{state.name}"] = Histogram([epoch])
+                found[f"scheduler.{state.name}"] = Histogram([epoch if 0 <= epoch <= MAX_INT else -1])
     return {name: tuple(sorted(histogram.items())) for name, histogram in sorted(found.items())}
 
 
@@ -173,7 +185,7 @@ def _whole(entry: Entry) -> int:
             (value,) = struct.unpack(layout, entry.inline)
     if type(value) is float and value.is_integer():
         value = int(value)
-    return value if type(value) is int and value >= 0 else -1
+    return value if type(value) is int and 0 <= value <= MAX_INT else -1
 
 
 def _parse_cursor(node: Json) -> tuple[str, Cursor]:
@@ -188,7 +200,7 @@ def _parse_state(node: Json) -> NamedState:
     fields = Fields(node, "state")
     state = NamedState(fields.choice("kind", STATE_KINDS), fields.text("name"), fields.take("value"))
     fields.end()
-    values.from_json(state.value, f"{state.kind} {state.name!r:.80}")
+    values.plain_from_json(state.value, f"{state.kind} {state.name!r:.80}")
     return state
 
 
@@ -202,6 +214,7 @@ def _parse_counter(node: Json) -> Counter:
             raise MalformedError(f"counter {name!r:.80}", "its values are not pairs of integers")
         pairs.append((pair[0], pair[1]))
     fields.end()
-    if type(tracks) is not bool or pairs != sorted(set(pairs)):
+    sorted_once = all(left[0] < right[0] for left, right in pairwise(pairs))
+    if type(tracks) is not bool or not pairs or not sorted_once or any(v < -1 or times < 1 for v, times in pairs):
         raise MalformedError(f"counter {name!r:.80}", "not a sorted histogram with a flag")
     return Counter(name, tracks, tuple(pairs))

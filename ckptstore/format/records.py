@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ckptstore.errors import CorruptError, MalformedError
 from ckptstore.format import canonical, values
@@ -149,7 +150,7 @@ class Receipt:
         )
         fields.end()
         if receipt.details is not None:
-            values.from_json(receipt.details, "receipt details")
+            values.plain_from_json(receipt.details, "receipt details")
         return receipt
 
 
@@ -209,7 +210,8 @@ class ShardReceipt:
             failure=fields.text("failure", empty=True),
         )
         fields.end()
-        values.from_json(receipt.binding, "binding")
+        if type(values.plain_from_json(receipt.binding, "binding")) is not dict:
+            raise MalformedError("shard receipt", "its binding is not a dict")
         if receipt.index >= receipt.count or (receipt.shard is None) != bool(receipt.failure):
             raise MalformedError("shard receipt", "its index, shard and failure do not fit together")
         return receipt
@@ -217,14 +219,14 @@ class ShardReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Keeps a root, whole (``shards`` None) or only some shards of it."""
+    """Keeps a root, whole (``shards`` None) or only some shards of it, sorted."""
 
     shards: tuple[int, ...] | None
     reason: str
 
     def encode(self) -> bytes:
         """Record bytes."""
-        scope: Json = "all" if self.shards is None else list(self.shards)
+        scope: Json = "all" if self.shards is None else [*sorted(set(self.shards))]
         return close_document("pin", {"scope": scope, "reason": self.reason}, RECORD_LIMIT)
 
     @staticmethod
@@ -235,6 +237,8 @@ class Pin:
         shards = None if scope == "all" else tuple(_index(item) for item in as_list(scope, "pin"))
         pin = Pin(shards, fields.text("reason"))
         fields.end()
+        if shards is not None and (not shards or any(left >= right for left, right in pairwise(shards))):
+            raise MalformedError("pin", "its shards are not sorted, repeat, or are none")
         return pin
 
 

@@ -171,7 +171,7 @@ def _parse_rng(node: Json) -> RngEntry:
     fields = Fields(node, "rng entry")
     entry = RngEntry(fields.text("name"), fields.take("value"))
     fields.end()
-    values.from_json(entry.value, f"rng {entry.name!r:.80}")
+    values.plain_from_json(entry.value, f"rng {entry.name!r:.80}")
     return entry
 
 
@@ -187,7 +187,7 @@ def _parse_group(node: Json) -> Group:
     group = Group(fields.take("hyper"), fields.take("selectors"))
     fields.end()
     for part in (group.hyper, group.selectors):
-        if type(values.from_json(part, "optimizer group")) is not dict:
+        if type(values.plain_from_json(part, "optimizer group")) is not dict:
             raise MalformedError("optimizer group", "its values are not a dict")
     return group
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from ckptstore.errors import MalformedError
-from ckptstore.format import canonical
+from ckptstore.format import canonical, values
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
 from ckptstore.format.merkle import MerkleTree
-from ckptstore.format.page import ALIAS, HYPER, OPTIM, Entry, HyperEntry, Role, TensorEntry
+from ckptstore.format.page import ALIAS, BUFFER, HYPER, OPTIM, WEIGHT, Entry, HyperEntry, Role, TensorEntry, sort_key
 from ckptstore.format.shard import Alias, Optimizer, RngEntry
 
 LeafKey: TypeAlias = "tuple[str, Role]"
@@ -27,13 +27,19 @@ def shard_leaves(entries: Iterable[Entry], optimizers: Iterable[Optimizer], alia
     """The leaves of one shard: its entries, with the hyper-parameters of each parameter's group, and its aliases.
 
     Raises:
-        MalformedError: an entry names an optimizer or group that the shard does not describe, or an alias is also an
-        entry.
+        MalformedError: entries are not sorted across pages, or one repeats; one names an optimizer, a group or a tensor
+            that the shard does not hold; or an alias is also an entry.
     """
     groups = {optimizer.name: optimizer.groups for optimizer in optimizers}
     leaves: Leaves = {}
+    refs: list[tuple[str, LeafKey]] = []
+    last: tuple[bytes, bytes] | None = None
     for entry in entries:
         where = f"{'/'.join(entry.role)} {entry.path!r:.120}"
+        key = sort_key(entry.role, entry.path)
+        if last is not None and key <= last:
+            raise MalformedError(where, "entries are not sorted by (role, path) across pages, or one repeats")
+        last = key
         if entry.role[0] in (OPTIM, HYPER) and entry.role[1] not in groups:
             raise MalformedError(where, "its shard describes no such optimizer")
         if isinstance(entry, TensorEntry):
@@ -44,6 +50,11 @@ def shard_leaves(entries: Iterable[Entry], optimizers: Iterable[Optimizer], alia
             leaves[entry.path, entry.role] = {"value": groups[entry.role[1]][entry.group].hyper}
         else:
             leaves[entry.path, entry.role] = {"value": entry.value}
+            found = values.entry_refs(values.from_json(entry.value, where))
+            refs += [(where, (entry.path, entry.role + ref.suffix)) for ref in found]
+    for where, target in refs:
+        if not _is_tensor(leaves.get(target)):
+            raise MalformedError(where, f"refers to {'/'.join(target[1])!r:.120}, which is no tensor of its shard")
     add_aliases(leaves, aliases)
     return leaves
 
@@ -51,7 +62,7 @@ def shard_leaves(entries: Iterable[Entry], optimizers: Iterable[Optimizer], alia
 def add_aliases(leaves: Leaves, aliases: Iterable[Alias]) -> None:
     """Add alias leaves. MalformedError if the path is a tensor of its own as well."""
     for alias in aliases:
-        if (alias.path, ("weight",)) in leaves or (alias.path, ("buffer",)) in leaves:
+        if (alias.path, WEIGHT) in leaves or (alias.path, BUFFER) in leaves:
             raise MalformedError(f"alias {alias.path!r:.120}", "is also a tensor of its own")
         if (alias.path, ALIAS) in leaves:
             raise MalformedError(f"alias {alias.path!r:.120}", "is declared twice")
@@ -88,8 +99,12 @@ def join_leaves(
     for (path, role), value in joined.items():
         if role == ALIAS and type(value) is dict:
             owner = value["owner"]
-            if not any((owner, kind) in joined for kind in (("weight",), ("buffer",))):
+            if not any((owner, kind) in joined for kind in (WEIGHT, BUFFER)):
                 wrong.append(f"alias {path!r:.120} names the owner {owner!r:.120}, which no shard holds")
+            if any((path, kind) in joined for kind in (WEIGHT, BUFFER)):
+                wrong.append(f"alias {path!r:.120} is also a tensor of its own")
+        elif role == BUFFER and (path, WEIGHT) in joined:
+            wrong.append(f"{path!r:.120} is a weight and a buffer")
     return joined, wrong
 
 
@@ -124,6 +139,10 @@ def differences(expected: Mapping[LeafKey, Json], actual: Mapping[LeafKey, Json]
         elif expected[key] != actual[key]:
             lines.append(f"{_name(key)} differs: expected {_brief(expected[key])}, actual {_brief(actual[key])}")
     return lines
+
+
+def _is_tensor(leaf: Json) -> bool:
+    return type(leaf) is dict and "tensor" in leaf
 
 
 def _name(key: LeafKey) -> str:

@@ -11,6 +11,8 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.fields import Fields, as_list, close_document, open_document, parse_digest
 from ckptstore.format.tensors import chunk_count, chunk_lengths
 
+PATH_BYTES = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -68,16 +70,19 @@ class Tree:
         fields = open_document(data, "tree")
         tree = Tree(fields.items("files", _parse_file), fields.items("excluded", _parse_excluded))
         fields.end()
-        for paths in ([file.path for file in tree.files], [item.path for item in tree.excluded]):
+        files, excluded = [file.path for file in tree.files], [item.path for item in tree.excluded]
+        for paths in (files, excluded):
             encoded = [path.encode() for path in paths]
             if any(left >= right for left, right in pairwise(encoded)):
                 raise MalformedError("tree", "paths are not sorted, or one repeats")
-        names = {file.path for file in tree.files}
-        for file in tree.files:
-            parts = file.path.split("/")
+        names = {*files, *excluded}
+        if len(names) < len(files) + len(excluded):
+            raise MalformedError("tree", "a path is a file of the tree and excluded from it")
+        for path in names:
+            parts = path.split("/")
             for depth in range(1, len(parts)):
                 if "/".join(parts[:depth]) in names:
-                    raise MalformedError("tree", f"{file.path!r:.120} lies under a file")
+                    raise MalformedError("tree", f"{path!r:.120} lies under a file")
         return tree
 
 
@@ -107,7 +112,11 @@ class Preparation:
 def check_path(path: str) -> str:
     """``path`` if it is a relative path of clean parts, else MalformedError."""
     parts = path.split("/")
-    if not path or len(path.encode()) > 4096 or "\0" in path or any(part in ("", ".", "..") for part in parts):
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise MalformedError(f"path {path!r:.120}", "not UTF-8") from None
+    if not path or size > PATH_BYTES or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise MalformedError(f"path {path!r:.120}", "not a relative path of non-empty parts without . and ..")
     return path
 

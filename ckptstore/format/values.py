@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any, TypeAlias
 
@@ -20,6 +22,10 @@ from ckptstore.format.dtypes import item_size
 from ckptstore.format.fields import Fields, as_list
 
 VALUE_TENSOR_LIMIT = 64 * 1024
+VALUE_DEPTH = 56
+"""Levels of JSON that one typed value may nest; 8 of a document's 64 are left for what stands around it."""
+
+MAX_DIMENSIONS = 64
 
 _INT = re.compile(r"-?[1-9][0-9]*|0")
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")
@@ -55,16 +61,23 @@ Value: TypeAlias = "Scalar | TensorValue | EntryRef | tuple[Value, ...] | list[V
 
 def checked_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Length in bytes of a tensor; MalformedError for a negative dimension or a size beyond 2^53 - 1."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise MalformedError(f"shape of {len(shape)} dimensions", f"more than {MAX_DIMENSIONS}")
     if any(type(size) is not int or size < 0 for size in shape):
         raise MalformedError(f"shape {shape!r:.60}", "dimensions are integers of at least 0")
-    length = prod(shape) * item_size(dtype)
-    if length > canonical.MAX_INT or len(shape) > 64:
+    # Zeros count as ones here: an empty tensor must not smuggle in strides that no reader can hold.
+    if prod(size or 1 for size in shape) * item_size(dtype) > canonical.MAX_INT:
         raise MalformedError(f"shape {shape!r:.60}", "too large")
-    return length
+    return prod(shape) * item_size(dtype)
 
 
-def to_json(value: object, where: str = "value") -> Json:
-    """The typed JSON of ``value``. RefusedError naming ``where`` and the type if the type is not in the table."""
+def to_json(value: object, where: str = "value", depth: int = 0) -> Json:
+    """The typed JSON of ``value``. RefusedError naming ``where`` and the type if it cannot be stored exactly.
+
+    ``depth`` is the number of levels of JSON around it within the same value.
+    """
+    if depth >= VALUE_DEPTH:
+        raise RefusedError(f"{where:.200}", "nested too deeply, or part of itself", "store it in a flatter form")
     kind = type(value)
     if value is None:
         return {"t": "none"}
@@ -77,20 +90,22 @@ def to_json(value: object, where: str = "value") -> Json:
     if kind is float:
         return {"t": "f64", "v": struct.pack(">d", value).hex()}
     if kind is str:
-        _refuse_surrogates(value, where)  # type: ignore[arg-type]
+        check_text(value, where)  # type: ignore[arg-type]
         return {"t": "str", "v": value}  # type: ignore[dict-item]
     if kind is bytes:
         return {"t": "bytes", "v": value.hex()}  # type: ignore[attr-defined]
     if kind is tuple or kind is list:
-        items: list[Json] = [to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]
+        items: list[Json] = [to_json(item, f"{where}[{i}]", depth + 2) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]
         return {"t": kind.__name__, "v": items}
     if kind is dict or kind is Counter or kind is OrderedDict:
         pairs: list[Json] = [
-            [to_json(key, f"{where} key"), to_json(item, f"{where}[{key!r:.60}]")]
+            [to_json(key, f"{where} key", depth + 3), to_json(item, f"{where}[{key!r:.60}]", depth + 3)]
             for key, item in value.items()  # type: ignore[attr-defined]
         ]
         if kind is not OrderedDict:
-            pairs.sort(key=lambda pair: canonical.encode(pair[0]))  # type: ignore[index]
+            pairs.sort(key=_encoded_key)
+            if any(_encoded_key(left) == _encoded_key(right) for left, right in pairwise(pairs)):
+                raise RefusedError(where, "two keys are the same bits (NaN)", "use keys that are told apart")
         return {"t": _MAPPINGS[kind], "v": pairs}
     if kind is TensorValue:
         assert isinstance(value, TensorValue)
@@ -102,8 +117,10 @@ def to_json(value: object, where: str = "value") -> Json:
     raise RefusedError(where, f"a value of type {name} cannot be stored exactly", "convert it to plain Python values")
 
 
-def from_json(node: Json, where: str = "value") -> Value:
+def from_json(node: Json, where: str = "value", depth: int = 0) -> Value:
     """The value of typed JSON, with the exact types it was made from. MalformedError if it is not typed JSON."""
+    if depth >= VALUE_DEPTH:
+        raise MalformedError(f"{where:.200}", f"a value nested deeper than {VALUE_DEPTH} levels")
     fields = Fields(node, where)
     tag = fields.text("t")
     value: Value
@@ -116,7 +133,7 @@ def from_json(node: Json, where: str = "value") -> Value:
         value = raw
     elif tag == "int":
         text = fields.text("v")
-        if len(text) > _MAX_DECIMAL + 1 or not _INT.fullmatch(text):
+        if len(text.removeprefix("-")) > _MAX_DECIMAL or not _INT.fullmatch(text):
             raise MalformedError(where, "an int that is not a plain decimal number")
         value = int(text)
     elif tag == "f64":
@@ -126,14 +143,16 @@ def from_json(node: Json, where: str = "value") -> Value:
     elif tag == "bytes":
         value = _hex(fields, where)
     elif tag == "tuple":
-        value = tuple(from_json(item, where) for item in as_list(fields.take("v"), where))
+        value = tuple(from_json(item, where, depth + 2) for item in as_list(fields.take("v"), where))
     elif tag == "list":
-        value = [from_json(item, where) for item in as_list(fields.take("v"), where)]
+        value = [from_json(item, where, depth + 2) for item in as_list(fields.take("v"), where)]
     elif tag in _MAPPING_TYPES:
-        value = _mapping(tag, as_list(fields.take("v"), where), where)
+        value = _mapping(tag, as_list(fields.take("v"), where), where, depth + 3)
     elif tag == "tensor":
         dtype = fields.text("dtype")
         shape = tuple(read_shape(fields.take("shape"), where))
+        if checked_nbytes(dtype, shape) > VALUE_TENSOR_LIMIT:
+            raise MalformedError(where, f"a tensor inside a value of more than {VALUE_TENSOR_LIMIT} bytes")
         value = TensorValue(dtype, shape, _hex(fields, where))
     elif tag == "entry":
         value = EntryRef(fields.items("v", lambda item: _plain_text(item, where)))
@@ -141,6 +160,27 @@ def from_json(node: Json, where: str = "value") -> Value:
         raise MalformedError(where, f"unknown type tag {tag!r:.40}")
     fields.end()
     return value
+
+
+def plain_from_json(node: Json, where: str = "value") -> Value:
+    """As :func:`from_json`, where there are no entries that the value could refer to."""
+    value = from_json(node, where)
+    if next(entry_refs(value), None) is not None:
+        raise MalformedError(where, "refers to an entry, and stands where none is")
+    return value
+
+
+def entry_refs(value: object) -> Iterator[EntryRef]:
+    """All references to entries inside a value."""
+    if type(value) is EntryRef:
+        yield value
+    elif type(value) is tuple or type(value) is list:
+        for item in value:
+            yield from entry_refs(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from entry_refs(key)
+            yield from entry_refs(item)
 
 
 def read_shape(node: Json, where: str) -> list[int]:
@@ -157,13 +197,13 @@ _MAPPINGS: dict[type, str] = {dict: "dict", Counter: "counter", OrderedDict: "or
 _MAPPING_TYPES: dict[str, type[dict[Any, Any]]] = {"dict": dict, "counter": Counter, "ordered-dict": OrderedDict}
 
 
-def _mapping(tag: str, pairs: list[Json], where: str) -> dict[Value, Value]:
+def _mapping(tag: str, pairs: list[Json], where: str, depth: int) -> dict[Value, Value]:
     result = _MAPPING_TYPES[tag]()
     last = b""
     for pair in pairs:
         if type(pair) is not list or len(pair) != 2:
             raise MalformedError(where, "a mapping item that is not a pair")
-        key = from_json(pair[0], f"{where} key")
+        key = from_json(pair[0], f"{where} key", depth)
         encoded = canonical.encode(pair[0])
         if tag != "ordered-dict" and encoded <= last:
             raise MalformedError(where, "mapping keys are not sorted by their encoding, or repeat")
@@ -171,10 +211,14 @@ def _mapping(tag: str, pairs: list[Json], where: str) -> dict[Value, Value]:
         try:
             if key in result:
                 raise MalformedError(where, f"mapping keys {key!r:.40} are equal")
-            result[key] = from_json(pair[1], f"{where}[{key!r:.60}]")
         except TypeError:
             raise MalformedError(where, "a mapping key that cannot be one") from None
+        result[key] = from_json(pair[1], f"{where}[{key!r:.60}]", depth)
     return result
+
+
+def _encoded_key(pair: Json) -> bytes:
+    return canonical.encode(pair[0])  # type: ignore[index]
 
 
 def _hex(fields: Fields, where: str, size: int | None = None) -> bytes:
@@ -190,7 +234,8 @@ def _plain_text(node: Json, where: str) -> str:
     return node
 
 
-def _refuse_surrogates(text: str, where: str) -> None:
+def check_text(text: str, where: str) -> None:
+    """RefusedError if ``text`` has no UTF-8 encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,0 +1,108 @@
+"""What decides bits: stated, set and measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptstore.errors import UsageError
+from trainer import numerics
+from trainer.errors import NumericsError
+from trainer.numerics import Difference, binding, canary, compare, env_for
+
+ROOT = Path(__file__).parents[2]
+
+
+def canary_elsewhere(variables: dict[str, str], threads: int = 1) -> dict[str, str]:
+    """The canary of a process that was started with these variables."""
+    code = f"from trainer import numerics as n; import json; n.apply(threads={threads}); print(json.dumps(n.canary()))"
+    clean = {k: v for k, v in os.environ.items() if k not in numerics._VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean | variables, cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.usefixtures("exact_arithmetic")
+def test_the_canary_is_the_same_each_time_and_draws_from_no_global_generator() -> None:
+    before, python = torch.get_rng_state(), random.getstate()
+    first = canary()
+    assert canary() == first
+    assert set(first) == {"bfloat16", "float32", "matmul.bfloat16", "matmul.float32", "rng"}
+    assert all(digest == "unsupported" or len(digest) == 64 for digest in first.values())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == python
+
+
+@pytest.mark.deep
+def test_the_canary_of_another_process_is_the_same() -> None:
+    assert canary_elsewhere(env_for("native")) == canary_elsewhere(env_for("native"))
+
+
+@pytest.mark.deep
+def test_the_canary_tells_profiles_apart() -> None:
+    native, portable = canary_elsewhere(env_for("native")), canary_elsewhere(env_for("portable"))
+    assert native["float32"] != portable["float32"]
+    assert native["bfloat16"] != portable["bfloat16"]
+
+
+@pytest.mark.usefixtures("exact_arithmetic")
+def test_a_binding_is_plain_values_and_names_no_machine() -> None:
+    bound = binding("float32", recompute=False)
+    assert all(value is None or type(value) in (str, int, bool) for value in bound.values())
+    assert (bound["compute"], bound["recompute"], bound["threads"], bound["deterministic"]) == (
+        "float32",
+        False,
+        1,
+        True,
+    )
+    assert bound["canary.float32"] == canary()["float32"]
+    assert os.uname().nodename not in {str(value) for value in bound.values()}
+    assert compare(bound, binding("float32", recompute=False)) == []
+
+
+def test_what_decides_bits_is_told_apart_from_what_describes() -> None:
+    expected = {"threads": 1, "torch": "2.13.0", "canary.float32": "aa", "env.MKL_CBWR": None, "compute": "bfloat16"}
+    actual = {"threads": 2, "torch": "2.14.0", "canary.float32": "bb", "env.MKL_CBWR": "AVX2", "compute": "bfloat16"}
+    assert compare(expected, actual) == [
+        Difference("canary.float32", "aa", "bb", refuse=True),
+        Difference("env.MKL_CBWR", None, "AVX2", refuse=False),
+        Difference("threads", 1, 2, refuse=True),
+        Difference("torch", "2.13.0", "2.14.0", refuse=False),
+    ]
+
+
+def test_a_field_that_is_missing_or_of_another_type_is_a_difference() -> None:
+    assert compare({"threads": 1}, {}) == [Difference("threads", 1, None, refuse=True)]
+    assert compare({"recompute": True}, {"recompute": 1}) == [Difference("recompute", True, 1, refuse=True)]
+
+
+def test_applying_fixes_threads_and_kernels(exact_arithmetic: None) -> None:
+    numerics.apply(threads=1)
+    assert torch.get_num_threads() == 1
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_process_that_was_started_otherwise_cannot_take_a_profile(
+    monkeypatch: pytest.MonkeyPatch, exact_arithmetic: None
+) -> None:
+    for name, value in env_for("portable").items():
+        monkeypatch.setenv(name, value)
+    numerics.apply(profile="portable")
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    with pytest.raises(NumericsError, match="MKL_CBWR is 'COMPATIBLE' instead of 'AVX2,STRICT'"):
+        numerics.apply(profile="portable")
+
+
+def test_profiles_are_known_by_name() -> None:
+    assert env_for("native")["OMP_NUM_THREADS"] == env_for("portable")["OMP_NUM_THREADS"] == "1"
+    with pytest.raises(UsageError, match="native, portable"):
+        env_for("fast")

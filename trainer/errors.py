@@ -1,0 +1,35 @@
+"""What can go wrong in the trainer, on top of the library's own errors."""
+
+from __future__ import annotations
+
+from ckptstore.errors import CkptStoreError, ConflictError, RefusedError
+
+
+class ProtocolError(ConflictError):
+    """Two workers disagree about what happens now: another generation, update, microbatch, shape, dtype or value."""
+
+    code = "protocol"
+
+
+class PeerLostError(CkptStoreError):
+    """A peer did not answer: its process ended, its connection broke, or the timeout of the group passed."""
+
+    code = "peer-lost"
+
+
+class CursorError(RefusedError):
+    """The optimizer's counters do not stand where the update to be made needs them."""
+
+    code = "cursor"
+
+
+class NotFiniteError(RefusedError):
+    """A loss, gradient or logit is infinite or NaN; the update was not made."""
+
+    code = "not-finite"
+
+
+class NumericsError(RefusedError):
+    """This process cannot give the arithmetic that was asked for."""
+
+    code = "numerics"
