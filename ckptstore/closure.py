@@ -106,12 +106,32 @@ def read_closure(
     return _Reader(objects, root, report).read(shards, files)
 
 
-def read_shards(objects: Objects, digests: Sequence[Digest]) -> list[ShardView]:
-    """The shards of a checkpoint that is being made, read and checked; raises the first finding."""
+def read_parts(objects: Objects, shards: Sequence[Digest], run: Digest | None, files: Digest | None) -> Closure:
+    """The closure of a checkpoint that is being made, without its own document, read and checked.
+
+    Raises:
+        CkptStoreError: the first finding, among them an object that is not in the store, or not with its length.
+    """
     reader = _Reader(objects, None, raise_finding)
-    for index, digest in enumerate(digests):
-        reader.read_shard(index, digest, len(digests))
-    return [reader.closure.shards[index] for index in range(len(digests))]
+    for index, digest in enumerate(shards):
+        reader.read_shard(index, digest, len(shards))
+    reader.read_files(run, files)
+    check_presence(objects, reader.closure)
+    return reader.closure
+
+
+def check_presence(objects: Objects, closure: Closure) -> None:
+    """Raise the first object that is absent or of another size; what this process verified is not asked for."""
+    for key, need in closure.objects.items():
+        if objects.is_verified(key):
+            continue
+        stat = objects.backend.stat(key)
+        if stat is None:
+            place, digest = need.places[0], str(need.digest)
+            raise_finding(Finding(Kind.MISSING, place, key, "not in the store", digest, "nothing"))
+        elif stat.size != need.length:
+            expected, actual = f"{need.length} bytes", f"{stat.size} bytes"
+            raise_finding(Finding(Kind.TRUNCATED, need.places[0], key, "wrong length", expected, actual))
 
 
 def read_shard(objects: Objects, digest: Digest, index: int, count: int) -> Closure:
@@ -143,14 +163,7 @@ class _Reader:
                 raise UsageError(f"shard {index} of {self.place}", f"there are {count} shards, numbered from 0")
             self.read_shard(index, checkpoint.shards[index], len(checkpoint.shards))
         if files:
-            if checkpoint.run is not None:
-                place = self.place.at(part="preparation")
-                preparation = self._load(checkpoint.run, Preparation.parse, place)
-                if preparation is not None:
-                    for name in ("plan", "inputs", "sources"):
-                        self._read_tree(getattr(preparation, name), self.place.at(part=f"{name} tree"))
-            if checkpoint.files is not None:
-                self._read_tree(checkpoint.files, self.place.at(part="files tree"))
+            self.read_files(checkpoint.run, checkpoint.files)
         if shards is None:
             self._check_whole(checkpoint)
         else:
@@ -181,6 +194,15 @@ class _Reader:
         if view.whole:
             self._need_objects(view)
 
+    def read_files(self, run: Digest | None, files: Digest | None) -> None:
+        if run is not None:
+            preparation = self._load(run, Preparation.parse, self.place.at(part="preparation"))
+            if preparation is not None:
+                for name in ("plan", "inputs", "sources"):
+                    self._read_tree(getattr(preparation, name), self.place.at(part=f"{name} tree"))
+        if files is not None:
+            self._read_tree(files, self.place.at(part="files tree"))
+
     def _need_objects(self, view: ShardView) -> None:
         layouts: dict[Role, PackLayout] = {}
         tails: dict[Role, dict[Digest, Place]] = {}
@@ -194,7 +216,7 @@ class _Reader:
                 else:
                     self._need(digest, length, place.at(chunk=number))
         listed = {packs.role: packs.digests for packs in view.shard.packs}
-        for role in listed.keys() | layouts.keys():
+        for role in sorted(listed.keys() | layouts.keys()):
             layout = layouts.get(role, PackLayout())
             lengths = layout.lengths()
             digests = listed.get(role, ())

@@ -8,9 +8,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ckptstore.closure import ShardView, read_shards, shape_problems
+from ckptstore.closure import ShardView, read_parts, shape_problems
 from ckptstore.errors import CkptStoreError, CommitAbortedError, MalformedError, NotFoundError, RefusedError, UsageError
 from ckptstore.findings import Place
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
@@ -134,10 +135,13 @@ def commit(
     """
     try:
         checkpoint = join(objects, attempt, receipts, ties, replicas, deviations, tracks_step or {})
-    except (RefusedError, MalformedError) as error:
+    except CkptStoreError as error:
         if len(receipts) > 1:  # nobody else waits for the verdict on a single shard
-            refs.fence(attempt.ref)
-        raise CommitAbortedError(error.what, error.why, error.hint) from None
+            with suppress(CkptStoreError):
+                refs.fence(attempt.ref)
+        if isinstance(error, RefusedError | MalformedError):
+            raise CommitAbortedError(error.what, error.why, error.hint) from None
+        raise
     root = objects.put_document(checkpoint.encode())
     if before_ref is not None:
         before_ref(root)
@@ -162,8 +166,9 @@ def join(
         raise RefusedError(what, "; ".join(wrong), _SAVE_AGAIN)
     receipts = sorted(receipts, key=lambda receipt: receipt.index)
     digests = [receipt.shard for receipt in receipts if receipt.shard is not None]
-    views = read_shards(objects, digests)
     first = receipts[0]
+    closure = read_parts(objects, digests, first.run, first.files)
+    views = [closure.shards[index] for index in range(len(digests))]
     leaves, wrong = join_leaves([view.leaves() for view in views], ties, [(r.path, r.role) for r in replicas])
     wrong += shape_problems(views)
     progress = replace(

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from ckptstore.capture import SELECTORS, TrainingState, parameter_paths
 from ckptstore.chunks import ChunkSource
-from ckptstore.closure import Closure, ShardView, read_closure
+from ckptstore.closure import Closure, ShardView, check_presence, read_closure
 from ckptstore.errors import CkptStoreError, MismatchError, TornRestoreError, UsageError
-from ckptstore.findings import Finding, Kind, raise_finding
 from ckptstore.format import values
 from ckptstore.format.canonical import Json, encode
 from ckptstore.format.checkpoint import Checkpoint
@@ -91,7 +90,7 @@ def restore(
     view = closure.shards[shard]
     plan = _Plan(state, view, checkpoint)
     plan.check(root)
-    _check_presence(objects, closure)
+    check_presence(objects, closure)
     if atomic:
         _verify_all(objects, closure)
     restored = Restored(root, checkpoint, view)
@@ -430,17 +429,6 @@ class _Filler:
             if size > 1 and stride == 0:  # an expanded dimension: one element stands for all
                 target, whole = target.narrow(dim, 0, 1), whole.narrow(dim, 0, 1)
         target.copy_(whole)
-
-
-def _check_presence(objects: Objects, closure: Closure) -> None:
-    """Raise the first object that is absent or of another size, while the live state is still untouched."""
-    for key, need in closure.objects.items():
-        stat = objects.backend.stat(key)
-        if stat is None:
-            raise_finding(Finding(Kind.MISSING, need.places[0], key, "not in the store", str(need.digest), "nothing"))
-        elif stat.size != need.length:
-            expected, actual = f"{need.length} bytes", f"{stat.size} bytes"
-            raise_finding(Finding(Kind.TRUNCATED, need.places[0], key, "wrong length", expected, actual))
 
 
 def _verify_all(objects: Objects, closure: Closure) -> None:

@@ -72,7 +72,7 @@ def find_aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """
     owners: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
-    spans: dict[int, list[tuple[int, int, str]]] = {}
+    spans: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
     for path in sorted(tensors, key=str.encode):
         tensor = tensors[path]
         if tensor.numel() == 0:
@@ -95,7 +95,8 @@ def find_aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         seen[view] = owners[path] = path
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         start = int(tensor.storage_offset()) * tensor.element_size()
-        spans.setdefault(storage, []).append((start, start + (int(last) + 1) * tensor.element_size(), path))
+        end = start + (int(last) + 1) * tensor.element_size()
+        spans.setdefault((str(tensor.device), storage), []).append((start, end, path))
     for views in spans.values():
         views.sort()
         for index, (_, end, path) in enumerate(views):

@@ -16,7 +16,7 @@ from torch import nn
 
 import ckptstore
 from ckptstore import Attempt, Digest, ShardReceipt, Tie, TrainingState
-from ckptstore.errors import CkptStoreError, CommitAbortedError, ConflictError
+from ckptstore.errors import CkptStoreError, CommitAbortedError, ConflictError, NotFoundError
 from ckptstore.format.records import RefRecord
 from ckptstore.store import Store
 from tests.support.training import commit_state
@@ -291,3 +291,21 @@ def test_the_latest_is_never_taken_by_name(tmp_path: Path) -> None:
     (tmp_path / "s" / "tmp").mkdir(exist_ok=True)
     (tmp_path / "s" / "tmp" / "step-1000").write_bytes(b"half")
     assert ckptstore.open(tmp_path / "s").head("main") == root
+
+
+def test_a_checkpoint_whose_files_are_not_there_is_not_committed(store: Store, tmp_path: Path) -> None:
+    """Everything in the closure is there before the checkpoint is: also the preparation, its trees and their files."""
+    (tmp_path / "plan.json").write_text("{}")
+    tree = store.put_tree(tmp_path)
+    for run in (Digest.of(b"nothing"), store.put_preparation(tree, tree, Digest.of(b"no tree"))):
+        attempt = store.begin("main")
+        receipt = store.save_shard(halves()[0], attempt, step=1, run=run)
+        with pytest.raises(NotFoundError):
+            store.commit(attempt, [receipt])
+    run = store.put_preparation(tree, tree, tree)
+    store.backend.delete(next(stat.key for stat in store.backend.list("objects/6e/")))
+    fresh = ckptstore.open(store.url)
+    attempt = fresh.begin("main")
+    with pytest.raises(NotFoundError, match=r"plan\.json"):
+        fresh.commit(attempt, [fresh.save_shard(halves()[0], attempt, step=1, run=run)])
+    assert store.head("main") is None

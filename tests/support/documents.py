@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptstore.closure import read_shards
+from ckptstore.closure import read_parts
 from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.page import Entry, encode_page
@@ -52,7 +52,8 @@ def rewrite_entries(
 
 
 def _finish(store: Store, checkpoint: Checkpoint, shards: list[Digest], *, recount: bool = False) -> Digest:
-    views = read_shards(store.objects, shards)
+    parts = read_parts(store.objects, shards, None, None)
+    views = [parts.shards[index] for index in range(len(shards))]
     replicas = [(replica.path, replica.role) for replica in checkpoint.replicas]
     leaves, _ = join_leaves([view.leaves() for view in views], checkpoint.ties, replicas)
     changed = replace(
