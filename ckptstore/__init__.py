@@ -25,12 +25,20 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.progress import Cursor
 from ckptstore.format.records import Receipt, ShardReceipt
 from ckptstore.format.shard import Alias as Tie
-from ckptstore.store import Store, pull, push
+from ckptstore.store import Store, pull, push, push_shard, readback_receipt
 from ckptstore.store import open_store as open
+from ckptstore.transfer import Transfer
 from ckptstore.trees import check_files
+from ckptstore.verify import VerifyReport
 
 if TYPE_CHECKING:
     from ckptstore.capture import TrainingState as TrainingState
+    from ckptstore.export import export_weights as export_weights
+    from ckptstore.export import import_weights as import_weights
+    from ckptstore.extract import extract_checkpoint as extract_checkpoint
+    from ckptstore.gather import gather_evidence as gather_evidence
+    from ckptstore.gather import misnamed_documents as misnamed_documents
+    from ckptstore.restore import Restored as Restored
     from ckptstore.restore import arm as arm
     from ckptstore.run import Run as Run
 
@@ -45,23 +53,42 @@ __all__ = [
     "Digest",
     "Receipt",
     "Replica",
+    "Restored",
     "Run",
     "ShardReceipt",
     "Store",
     "Tie",
     "TrainingState",
+    "Transfer",
+    "VerifyReport",
     "arm",
     "check_files",
+    "export_weights",
+    "extract_checkpoint",
+    "gather_evidence",
+    "import_weights",
+    "misnamed_documents",
     "open",
     "pull",
     "push",
+    "push_shard",
+    "readback_receipt",
 ]
 
-_LAZY = {"TrainingState": "ckptstore.capture", "Run": "ckptstore.run", "arm": "ckptstore.restore"}
+_LAZY = {
+    "Run": "ckptstore.run",
+    "TrainingState": "ckptstore.capture",
+    "arm": "ckptstore.restore",
+    "export_weights": "ckptstore.export",
+    "extract_checkpoint": "ckptstore.extract",
+    "gather_evidence": "ckptstore.gather",
+    "import_weights": "ckptstore.export",
+    "misnamed_documents": "ckptstore.gather",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch when it is first used."""
+    """Load what needs torch or another library when it is first used."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

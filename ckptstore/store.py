@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ckptstore import trees
 from ckptstore import verify as verification
 from ckptstore.backends import open_backend
-from ckptstore.backends.protocol import PruneBackend
+from ckptstore.backends.protocol import PruneBackend, ReadbackMethod
 from ckptstore.closure import Closure, read_closure
 from ckptstore.commit import Attempt, begin, collect, commit, publish, verdict
 from ckptstore.errors import (
@@ -43,12 +46,15 @@ from ckptstore.format.shard import Alias
 from ckptstore.format.tree import Preparation, Tree
 from ckptstore.leases import lease, now
 from ckptstore.objects import Objects, malformed, writable
+from ckptstore.pins import pinned_shards
 from ckptstore.refs import Refs
-from ckptstore.transfer import Transfer, transfer
+from ckptstore.transfer import Transfer, send_shard, transfer
 from ckptstore.verify import VerifyReport
 
 if TYPE_CHECKING:
     from ckptstore.capture import TrainingState
+    from ckptstore.catalogue import Catalogue
+    from ckptstore.difference import Difference
     from ckptstore.restore import Restored
     from ckptstore.run import Run
 
@@ -62,6 +68,8 @@ class Store:
         self.backend = backend
         self.objects = Objects(backend)
         self.refs = Refs(backend)
+        self._lease_depth = 0
+        self._lease_lock = Lock()
 
     @property
     def url(self) -> str:
@@ -138,6 +146,18 @@ class Store:
         """All documents of ``root``, read and checked; raises the first finding."""
         return read_closure(self.objects, root, shards, files=files)
 
+    def scope(self, root: Digest) -> tuple[int, ...] | None:
+        """The shards of ``root`` that a partial store holds on purpose, by its pins; None: all of them should be here.
+
+        A ref keeps whole checkpoints: what one names, or named before, is whole whatever pins there are.
+        """
+        shards = pinned_shards(self.backend, root)
+        if shards is not None:
+            for name in self.refs.names():
+                if any(record.root == root for record in self.refs.log(name)):
+                    return None
+        return shards
+
     def receipts(self, subject: Digest) -> list[Receipt]:
         """All receipts about ``subject``, oldest first. They are notes: whoever can write the store can forge one."""
         found = []
@@ -148,6 +168,31 @@ class Store:
             except MalformedError:
                 continue  # shard receipts of an attempt, or damage; neither is proof of anything
         return sorted(found, key=lambda receipt: (receipt.time, receipt.operation))
+
+    def readbacks(self, root: Digest) -> list[Receipt]:
+        """Receipts that say that all of ``root`` was read back from its medium, oldest first; still only notes."""
+        reaching = {method.value for method in ReadbackMethod if method.reaches_medium}
+        return [
+            receipt
+            for receipt in self.receipts(root)
+            if receipt.operation in ("verify", "push", "pull") and receipt.method in reaching and not receipt.exceptions
+        ]
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Hold this store object's writer's lease; within another one of the same object it is that one."""
+        with self._lease_lock:
+            outermost = self._lease_depth == 0
+            self._lease_depth += 1
+        try:
+            if outermost:
+                with lease(self.backend):
+                    yield
+            else:
+                yield
+        finally:
+            with self._lease_lock:
+                self._lease_depth -= 1
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -195,7 +240,7 @@ class Store:
 
         try:
             captured = state.capture()
-            with lease(self.backend):
+            with self.lease():
                 written = write_shard(captured, index, count, self.objects)
             receipt = ShardReceipt(
                 attempt=attempt.nonce,
@@ -310,16 +355,16 @@ class Store:
 
     def put_tree(self, directory: str | Path, exclude: Mapping[str, str] | None = None) -> Digest:
         """Store a folder of files as a tree; see :func:`ckptstore.trees.put_tree`."""
-        with lease(self.backend):
+        with self.lease():
             return trees.put_tree(self.objects, Path(directory), exclude)
 
     def tree(self, digest: Digest) -> Tree:
         """The tree with this digest, verified."""
         return trees.read_tree(self.objects, digest)
 
-    def get_tree(self, digest: Digest, directory: str | Path) -> int:
-        """Write a tree's files below ``directory``, verified; returns the bytes written."""
-        return trees.get_tree(self.objects, digest, Path(directory))
+    def get_tree(self, digest: Digest, directory: str | Path, paths: Collection[str] | None = None) -> int:
+        """Write a tree's files (``paths``: only these) below ``directory``, verified; returns the bytes written."""
+        return trees.get_tree(self.objects, digest, Path(directory), paths)
 
     def put_preparation(self, plan: Digest, inputs: Digest, sources: Digest) -> Digest:
         """Store what was fixed before a run, as three trees; returns the prepared identity."""
@@ -338,13 +383,16 @@ class Store:
         name: str | Digest,
         shards: Collection[int] | None = None,
         progress: verification.Progress | None = None,
+        *,
+        files: bool = True,
     ) -> VerifyReport:
         """Read every byte of a closure again and list all that is wrong; see :func:`ckptstore.verify.verify`.
 
-        If ``name`` is a ref, its log of generations is checked as well.
+        If ``name`` is a ref, its log of generations is checked as well. ``files`` false leaves out the trees of files and
+        of the preparation, for a store that pulled without them.
         """
         if isinstance(name, Digest):
-            return verification.verify(self.backend, name, shards, progress)
+            return verification.verify(self.backend, name, shards, progress, files=files)
         if name in self.refs.names():
             found = self.refs.findings(name)
             try:
@@ -353,14 +401,28 @@ class Store:
                 if found[0]:
                     raise found[0][0].error("name the root itself to verify the checkpoint") from None
                 raise
-            return verification.verify(self.backend, root, shards, progress, refs=[found])
-        return verification.verify(self.backend, self.resolve(name), shards, progress)
+            return verification.verify(self.backend, root, shards, progress, refs=[found], files=files)
+        return verification.verify(self.backend, self.resolve(name), shards, progress, files=files)
+
+    def diff(self, left: str | Digest, right: str | Digest, other: Store | None = None) -> Difference:
+        """What is not the same in two checkpoints, each a root, a prefix or a ref; see :func:`ckptstore.diff.diff`.
+
+        ``right`` is looked up in ``other`` if that is given. Needs NumPy, no torch.
+        """
+        from ckptstore.diff import diff
+
+        second = self if other is None else other
+        roots = [
+            name if isinstance(name, Digest) else store.resolve(name) for store, name in ((self, left), (second, right))
+        ]
+        return diff(self, roots[0], second, roots[1])
 
     def add_receipt(self, receipt: Receipt) -> Digest:
         """Store a receipt; returns its digest."""
         data = receipt.encode()
         digest = Digest.of(data)
         writable(self.backend).create(receipt_key(receipt.subject, digest), data)
+        self._note(lambda catalogue: catalogue.add_receipt(digest, receipt))
         return digest
 
     def move_ref(self, ref: str, root: Digest | None, expected: Digest | None) -> RefRecord:
@@ -379,15 +441,30 @@ class Store:
         return self.refs.move(ref, root, head)
 
     def note_in_catalogue(self, root: Digest) -> None:
-        """Bring the local catalogue up to date. It is an index that can be rebuilt: its failure never fails a
-        commit."""
-        from ckptstore.catalogue import Catalogue, CatalogueError
+        """Bring the local catalogue up to date. It is an index that can be rebuilt: its failure is logged, and never
+        fails a commit."""
+        self._note(lambda catalogue: catalogue.add_checkpoint(root))
+
+    def catalogue(self) -> Catalogue:
+        """The catalogue, an index for queries; see :class:`ckptstore.catalogue.Catalogue`.
+
+        Raises:
+            CatalogueError: the store is not in a directory and so keeps none.
+        """
+        from ckptstore.catalogue import Catalogue
+
+        return Catalogue.of(self)
+
+    def _note(self, work: Callable[[Catalogue], None]) -> None:
+        if not hasattr(self.backend, "path"):
+            return  # only a directory keeps a catalogue
+        from ckptstore.catalogue import CatalogueError
 
         try:
-            with Catalogue.of(self) as catalogue:
-                catalogue.add_checkpoint(root)
-        except CatalogueError:
-            return
+            with self.catalogue() as catalogue:
+                work(catalogue)
+        except CatalogueError as error:
+            getLogger("ckptstore").warning("catalogue not brought up to date: %s", error)
 
     def _readback_or_raise(self, root: Digest) -> None:
         report = verification.verify(self.backend, root)
@@ -478,10 +555,30 @@ def pull(
     shards: Collection[int] | None = None,
     ref: str | None = None,
     progress: verification.Progress | None = None,
+    files: bool = True,
 ) -> Transfer:
-    """Fetch a checkpoint, or some shards of it, from ``source`` into ``target``; no unverified byte is ever handed
-    out."""
-    return _transfer(source, target, root, "pull", shards, ref, progress)
+    """Fetch a checkpoint, or some shards of it, from ``source`` into ``target``; no unverified byte is ever handed out.
+
+    ``files`` says whether the trees of files and of the preparation come too, which a restore does not need.
+    """
+    return _transfer(source, target, root, "pull", shards, ref, progress, files)
+
+
+def push_shard(source: Store, target: Store, receipt: ShardReceipt) -> Transfer:
+    """Copy the shard of a receipt to ``target``, where the attempt will be committed, and read all of it back there.
+
+    Args:
+        source: where the worker saved it.
+        target: where it goes; the transfer's ``root`` is the shard's digest.
+        receipt: what :meth:`Store.save_shard` returned.
+
+    Raises:
+        UsageError: the receipt says that its worker gave up.
+        CorruptError, NotFoundError: one of the stores does not give the bytes back.
+    """
+    if receipt.shard is None:
+        raise UsageError(f"shard {receipt.index}", f"its worker gave up: {receipt.failure}")
+    return send_shard(source.objects, target.backend, receipt.shard, receipt.index, receipt.count)
 
 
 def _transfer(
@@ -492,12 +589,13 @@ def _transfer(
     shards: Collection[int] | None,
     ref: str | None,
     progress: verification.Progress | None,
+    files: bool = True,
 ) -> Transfer:
     if ref is not None:
         check_ref_name(ref)
         if shards is not None:
             raise UsageError(f"ref {ref}", "a ref names whole checkpoints, and only some shards are transferred")
-    done = transfer(source.objects, target.backend, root, operation, shards, progress)
+    done = transfer(source.objects, target.backend, root, operation, shards, progress, files=files)
     if ref is not None:
         head = target.refs.head(ref)
         present = head.root if head else None

@@ -69,6 +69,8 @@ def verify(
     progress: Progress | None = None,
     refs: Iterable[tuple[list[Finding], int]] = (),
     skip: Collection[str] = (),
+    *,
+    files: bool = True,
 ) -> VerifyReport:
     """Verify the closure of ``root``, reading each distinct key once and from the medium where the backend can.
 
@@ -79,10 +81,11 @@ def verify(
         progress: called as bytes are read.
         refs: findings and bytes read of ref logs that were checked besides.
         skip: keys of objects that this process has read back already; documents are always read.
+        files: whether the trees of files and of the preparation belong to what must be here.
     """
     objects = Objects(backend, medium=True)
     found: list[Finding] = []
-    closure = read_closure(objects, root, shards, found.append)
+    closure = read_closure(objects, root, shards, found.append, files=files)
     wanted = [(key, need) for key, need in closure.objects.items() if key not in skip]
     total = sum(need.length for _, need in wanted)
     read = sum(closure.documents.values())

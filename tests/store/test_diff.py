@@ -421,6 +421,24 @@ class TestSameState:
         assert [(move.path, move.left, move.right) for move in found.layout] == [("a", (0,), (1,)), ("b", (1,), (0,))]
         assert (found.relation, found.documents_read) == ("same-state", 6)
 
+    def test_a_hyper_parameter_of_a_page_that_moved_is_that_of_its_own_group(self) -> None:
+        store, _ = counted()
+
+        def state(name: str, lr: float) -> ckptstore.TrainingState:
+            model = nn.ModuleDict({name: nn.Linear(3, 3, bias=False)})
+            nn.init.ones_(model[name].weight)
+            return ckptstore.TrainingState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=lr))
+
+        seed_everything()
+        one = commit_state(store, "one", [state("a", 0.1), state("b", 0.2)], 1)
+        seed_everything()
+        two = commit_state(store, "two", [state("b", 0.2), state("a", 0.1)], 1)
+        seed_everything()
+        three = commit_state(store, "three", [state("b", 0.2), state("a", 0.3)], 1)
+        assert (store.diff(one, two).relation, store.diff(one, two).hyper) == ("same-state", ())
+        (change,) = store.diff(one, three).hyper
+        assert str(change) == "optimizer lr: 0.1 -> 0.3 ('a.weight')"
+
 
 class TestTwoStores:
     def test_checkpoints_of_two_stores_are_compared(self, store: Store) -> None:

@@ -1,0 +1,123 @@
+"""The entry point: runs a command, and turns whatever happens into one line and an exit code. Never a traceback."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+PROGRAM = "ckpt"
+COMPLETION_VARIABLE = "_CKPT_COMPLETE"
+"""Set by the shell's completion script when it asks what could follow."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run ``ckpt`` with ``arguments`` (default: those of the process) and exit."""
+    if sys.platform == "win32":
+        sys.stderr.write(f"{PROGRAM}: Windows is not supported; use Linux, macOS or WSL\n")
+        raise SystemExit(5)
+    raise SystemExit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``ckpt``; returns the exit code after having told the error, if there was one."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        # Also while modules are being loaded, which takes most of the time of a short command.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending, and a second one has nothing to add
+        why = "what was written is whole; run the same command again"
+        return _say(arguments, {"error": "interrupted", "what": "interrupted", "why": why, "hint": ""}, 130)
+    except BrokenPipeError:
+        _discard_stdout()
+        return 141
+    except OSError as error:
+        _discard_stdout()
+        what = "the system failed"
+        return _say(arguments, {"error": "backend", "what": what, "why": str(error), "hint": ""}, 7)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    import click
+
+    from ckptstore.errors import CkptStoreError
+
+    from .exits import INTERNAL, USAGE
+    from .root import ckpt
+
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    logging.getLogger("ckptstore").handlers = [_Warnings(as_json="--json" in arguments)]
+    if COMPLETION_VARIABLE in os.environ:
+        ckpt.main(list(arguments), prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE)
+    try:
+        with ckpt.make_context(PROGRAM, list(arguments)) as context:
+            code = ckpt.invoke(context)
+        sys.stdout.flush()
+        return int(code or 0)
+    except click.exceptions.Exit as done:
+        sys.stdout.flush()
+        return done.exit_code
+    except CkptStoreError as error:
+        told = {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+        return _say(arguments, told, error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stderr.write(error.format_message() + "\n")
+        return USAGE
+    except click.ClickException as error:
+        where = getattr(error, "ctx", None)
+        hint = f"see {where.command_path if where is not None else PROGRAM} --help"
+        return _say(
+            arguments, {"error": "usage", "what": error.format_message().rstrip("."), "why": "", "hint": hint}, USAGE
+        )
+    except (KeyboardInterrupt, OSError):
+        raise
+    except Exception as error:
+        if os.environ.get("CKPT_DEBUG"):
+            traceback.print_exc()
+        why = f"{type(error).__name__}: {error}"
+        hint = "please report it; CKPT_DEBUG=1 shows where it happened"
+        return _say(arguments, {"error": "internal", "what": "this is a bug", "why": why, "hint": hint}, INTERNAL)
+
+
+class _Warnings(logging.Handler):
+    """What the library warns of, as a line on stderr."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__(logging.WARNING)
+        self._as_json = as_json
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one warning."""
+        from . import output
+
+        if self._as_json:
+            output.record({"type": "warning", "what": record.getMessage()}, err=True)
+        else:
+            output.note(f"{PROGRAM}: warning: {record.getMessage()}")
+
+
+def _say(arguments: Sequence[str], error: Mapping[str, str], code: int) -> int:
+    """The one line about an error, or with ``--json`` one object. Returns ``code``."""
+    from . import output
+
+    if "--json" in arguments:
+        output.record({"type": "error", **error, "exit_code": code}, err=True)
+        return code
+    separator = "; " if error["error"] == "interrupted" else ": "
+    why = f"{separator}{error['why']}" if error["why"] else ""
+    hint = f" ({error['hint']})" if error["hint"] else ""
+    output.note(f"{PROGRAM}: {error['what']}{why}{hint}")
+    return code
+
+
+def _discard_stdout() -> None:
+    """Let the interpreter flush what is left into nothing at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
