@@ -20,24 +20,25 @@ from typing import TYPE_CHECKING, Any
 
 from ckptstore.commit import Attempt
 from ckptstore.errors import CkptStoreError
+from ckptstore.exchange import pull, push, push_shard
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
 from ckptstore.format.progress import Cursor
 from ckptstore.format.records import Receipt, ShardReceipt
 from ckptstore.format.shard import Alias as Tie
-from ckptstore.store import Store, pull, push, push_shard, readback_receipt
-from ckptstore.store import open_store as open
+from ckptstore.opening import open_store as open
+from ckptstore.store import Store
 from ckptstore.transfer import Transfer
 from ckptstore.trees import check_files
 from ckptstore.verify import VerifyReport
 
 if TYPE_CHECKING:
     from ckptstore.capture import TrainingState as TrainingState
+    from ckptstore.export import gather_evidence as gather_evidence
+    from ckptstore.export import extract_checkpoint as extract_checkpoint
+    from ckptstore.export import misnamed_documents as misnamed_documents
     from ckptstore.export import export_weights as export_weights
     from ckptstore.export import import_weights as import_weights
-    from ckptstore.extract import extract_checkpoint as extract_checkpoint
-    from ckptstore.gather import gather_evidence as gather_evidence
-    from ckptstore.gather import misnamed_documents as misnamed_documents
     from ckptstore.restore import Restored as Restored
     from ckptstore.restore import arm as arm
     from ckptstore.run import Run as Run
@@ -72,7 +73,6 @@ __all__ = [
     "pull",
     "push",
     "push_shard",
-    "readback_receipt",
 ]
 
 _LAZY = {
@@ -80,10 +80,10 @@ _LAZY = {
     "TrainingState": "ckptstore.capture",
     "arm": "ckptstore.restore",
     "export_weights": "ckptstore.export",
-    "extract_checkpoint": "ckptstore.extract",
-    "gather_evidence": "ckptstore.gather",
+    "extract_checkpoint": "ckptstore.export",
+    "gather_evidence": "ckptstore.export",
     "import_weights": "ckptstore.export",
-    "misnamed_documents": "ckptstore.gather",
+    "misnamed_documents": "ckptstore.export",
 }
 
 

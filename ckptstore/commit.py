@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from ckptstore.closure import ShardView, read_parts, shape_problems
 from ckptstore.errors import CkptStoreError, CommitAbortedError, MalformedError, NotFoundError, RefusedError, UsageError
 from ckptstore.findings import Place
+from ckptstore.format import values
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
 from ckptstore.format.fields import DOCUMENT_LIMIT
@@ -69,6 +70,27 @@ def publish(objects: Objects, receipt: ShardReceipt) -> Digest:
     digest = Digest.of(data)
     writable(objects.backend).create(receipt_key(attempt_subject(receipt.attempt), digest), data)
     return digest
+
+
+def give_up(objects: Objects, attempt: Attempt, *, index: int, count: int, step: int, reason: str) -> None:
+    """Publish that this worker has no shard, so that the others abort at once."""
+    receipt = ShardReceipt(
+        attempt=attempt.nonce,
+        index=index,
+        count=count,
+        step=step,
+        parent=attempt.parent,
+        run=None,
+        binding=values.to_json({}),
+        progress=Progress(),
+        files=None,
+        shard=None,
+        failure=reason[:2000] or "it gave up",
+    )
+    with suppress(
+        CkptStoreError
+    ):  # the others' deadline says the same, later; the worker's own error must not be masked
+        publish(objects, receipt)
 
 
 def collect(objects: Objects, attempt: Attempt, count: int, deadline: float) -> list[ShardReceipt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-Report = Callable[[int, int], object]
+OnProgress = Callable[[int, int], object]
 """Called with (bytes done, bytes in all)."""
 
 B = TypeVar("B", bytes, memoryview)
@@ -14,7 +14,7 @@ B = TypeVar("B", bytes, memoryview)
 class Meter:
     """Counts bytes as they pass and reports (bytes done, bytes in all); for use from one thread."""
 
-    def __init__(self, total: int, report: Report | None) -> None:
+    def __init__(self, total: int, report: OnProgress | None) -> None:
         self._total = total
         self._report = report
         self._done = 0

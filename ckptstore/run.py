@@ -273,13 +273,11 @@ class Run:
         self.store.add_receipt(receipt)
 
     def _read_behind(self, root: Digest) -> None:
-        from ckptstore.store import readback_receipt
-
         report = verify(self.store.backend, root, skip=self._read_back)
         if report.findings:
             raise_finding(report.findings[0])
         self._read_back.update(report.keys)
-        self.store.add_receipt(readback_receipt(self.store, report))
+        self.store.add_receipt(report.receipt(self.store.url))
 
     def _await_readback(self) -> None:
         behind, self._behind = self._behind, None

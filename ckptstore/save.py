@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from ckptstore.backends.protocol import Buffer
-from ckptstore.capture import Captured
+from ckptstore.capture import Captured, TrainingState
+from ckptstore.commit import Attempt, give_up, publish
+from ckptstore.errors import CkptStoreError
+from ckptstore.format import values
 from ckptstore.format.digest import Digest
+from ckptstore.format.progress import Cursor, Progress
+from ckptstore.format.records import ShardReceipt
+from ckptstore.objects import Objects
 from ckptstore.tensors import DTYPES, chunks
 from ckptstore.write import Contents, Sink, TensorBytes, WrittenShard, write_contents
 
@@ -54,3 +61,41 @@ def write_shard(captured: Captured, index: int, count: int, sink: Sink) -> Writt
         rng=captured.rng,
     )
     return write_contents(contents, index, count, sink)
+
+
+def save_shard(
+    objects: Objects,
+    state: TrainingState,
+    attempt: Attempt,
+    *,
+    step: int,
+    index: int,
+    count: int,
+    run: Digest | None,
+    binding: Mapping[str, object],
+    cursors: Mapping[str, Cursor],
+    files: Digest | None,
+) -> ShardReceipt:
+    """Write one worker's shard durably, and publish its receipt if there are others; see :meth:`Store.save_shard`."""
+    try:
+        captured = state.capture()
+        written = write_shard(captured, index, count, objects)
+        receipt = ShardReceipt(
+            attempt=attempt.nonce,
+            index=index,
+            count=count,
+            step=step,
+            parent=attempt.parent,
+            run=run,
+            binding=values.to_json(dict(binding), "binding"),
+            progress=Progress(cursors=tuple(sorted(cursors.items())), states=tuple(captured.states)),
+            files=files,
+            shard=written.digest,
+        )
+    except CkptStoreError as error:
+        if count > 1:
+            give_up(objects, attempt, index=index, count=count, step=step, reason=str(error))
+        raise
+    if count > 1:
+        publish(objects, receipt)
+    return receipt

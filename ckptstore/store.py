@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import getLogger
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptstore import trees
 from ckptstore import verify as verification
-from ckptstore.backends import open_backend
 from ckptstore.backends.protocol import PruneBackend, ReadbackMethod
 from ckptstore.closure import Closure, read_closure
-from ckptstore.commit import Attempt, begin, collect, commit, publish, verdict
+from ckptstore.commit import Attempt, begin, collect, commit, give_up, verdict
 from ckptstore.errors import (
     CkptStoreError,
     CommitAbortedError,
@@ -23,46 +21,39 @@ from ckptstore.errors import (
     MalformedError,
     NotFoundError,
     RefusedError,
-    UnsupportedVersionError,
     UsageError,
 )
 from ckptstore.findings import Place, raise_finding
-from ckptstore.format import values
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
-from ckptstore.format.keys import STORE_KEY, check_ref_name, digest_of_key, receipt_key, receipt_prefix
-from ckptstore.format.progress import Cursor, Progress
+from ckptstore.format.keys import check_ref_name, receipt_key, receipt_prefix
+from ckptstore.format.progress import Cursor
 from ckptstore.format.records import (
     RECEIPT_LIMIT,
-    RECORD_LIMIT,
     Receipt,
     RefRecord,
     ShardReceipt,
 )
-from ckptstore.format.records import (
-    Store as StoreHeader,
-)
 from ckptstore.format.shard import Alias
 from ckptstore.format.tree import Preparation, Tree
-from ckptstore.leases import lease, now
+from ckptstore.leases import lease
+from ckptstore.meter import OnProgress
+from ckptstore.names import checkpoints, resolve
 from ckptstore.objects import Objects, malformed, writable
 from ckptstore.pins import pinned_shards
 from ckptstore.refs import Refs
-from ckptstore.transfer import Transfer, send_shard, transfer
 from ckptstore.verify import VerifyReport
 
 if TYPE_CHECKING:
     from ckptstore.capture import TrainingState
     from ckptstore.catalogue import Catalogue
-    from ckptstore.difference import Difference
+    from ckptstore.diff import Difference
     from ckptstore.restore import Restored
     from ckptstore.run import Run
 
-MIN_PREFIX = 4
-
 
 class Store:
-    """A checkpoint store over ``backend``; made by :func:`open_store`."""
+    """A checkpoint store over ``backend``; made by :func:`ckptstore.open`."""
 
     def __init__(self, backend: PruneBackend) -> None:
         self.backend = backend
@@ -84,30 +75,9 @@ class Store:
         return record.root if record else None
 
     def resolve(self, name: str) -> Digest:
-        """The root that ``name`` means: a ref, a digest, or a unique prefix of one (4 hex digits or more).
-
-        Raises:
-            NotFoundError: nothing has that name.
-            UsageError: the prefix fits several checkpoints; lists them.
-        """
-        hexes = name.removeprefix("b3:")
-        if len(hexes) == 64 and _is_hex(hexes):
-            return Digest.parse(hexes)
-        if not name.startswith("b3:") and not (len(hexes) >= MIN_PREFIX and _is_hex(hexes)):
-            root = self.head(check_ref_name(name))
-            if root is None:
-                known = ", ".join(self.refs.names()) or "none"
-                raise NotFoundError(f"ref {name}", f"no such ref in {self.url}", f"refs: {known}")
-            return root
-        if len(hexes) < MIN_PREFIX or not _is_hex(hexes):
-            raise UsageError(f"root {name!r:.80}", f"neither a ref nor {MIN_PREFIX} hex digits or more of a digest")
-        fitting = sorted(root for root in self.checkpoints(hexes))
-        if not fitting:
-            raise NotFoundError(f"checkpoint {name}", f"none in {self.url} begins so", "see ckpt log or ckpt ls")
-        if len(fitting) > 1:
-            listed = ", ".join(root.short for root in fitting[:8])
-            raise UsageError(f"prefix {name}", f"it fits {len(fitting)} checkpoints: {listed}", "give more digits")
-        return fitting[0]
+        """The root that ``name`` means: a ref, a digest, or a unique prefix of one; see
+        :func:`ckptstore.names.resolve`."""
+        return resolve(self.backend, self.refs, name)
 
     def checkpoint(self, root: Digest) -> Checkpoint:
         """The checkpoint document of ``root``, verified."""
@@ -119,15 +89,9 @@ class Store:
         except MalformedError as error:
             raise malformed(place, "", error).error() from None
 
-    def checkpoints(self, prefix: str = "") -> Iterator[Digest]:
-        """Roots of all checkpoint documents in the store whose hex begins with ``prefix``, sorted."""
-        folder = f"documents/{prefix[:2]}/" if len(prefix) >= 2 else "documents/"
-        for stat in self.backend.list(folder):
-            digest = digest_of_key(stat.key)
-            if digest is not None and digest.hex.startswith(prefix):
-                head = self.backend.get(stat.key, 0, 16)
-                if head.startswith(b'{"binding":'):
-                    yield digest
+    def checkpoints(self) -> Iterator[Digest]:
+        """Roots of all checkpoint documents in the store, sorted."""
+        return checkpoints(self.backend)
 
     def history(self, root: Digest) -> Iterator[tuple[Digest, Checkpoint]]:
         """``root`` and its ancestors, newest first, as far as their documents are in the store."""
@@ -236,51 +200,25 @@ class Store:
             RefusedError: something cannot be stored exactly; named; nothing was written. The attempt has a receipt that
                 says so, and the other workers abort at once.
         """
-        from ckptstore.save import write_shard
+        from ckptstore.save import save_shard
 
-        try:
-            captured = state.capture()
-            with self.lease():
-                written = write_shard(captured, index, count, self.objects)
-            receipt = ShardReceipt(
-                attempt=attempt.nonce,
+        with self.lease():
+            return save_shard(
+                self.objects,
+                state,
+                attempt,
+                step=step,
                 index=index,
                 count=count,
-                step=step,
-                parent=attempt.parent,
                 run=run,
-                binding=values.to_json(dict(binding or {}), "binding"),
-                progress=Progress(cursors=tuple(sorted((cursors or {}).items())), states=tuple(captured.states)),
+                binding=binding or {},
+                cursors=cursors or {},
                 files=files,
-                shard=written.digest,
             )
-        except CkptStoreError as error:
-            if count > 1:
-                self.give_up(attempt, index=index, count=count, step=step, reason=str(error))
-            raise
-        if count > 1:
-            publish(self.objects, receipt)
-        return receipt
 
     def give_up(self, attempt: Attempt, *, index: int, count: int, step: int, reason: str) -> None:
         """Tell the other workers of an attempt that this one has no shard, so that they abort at once."""
-        receipt = ShardReceipt(
-            attempt=attempt.nonce,
-            index=index,
-            count=count,
-            step=step,
-            parent=attempt.parent,
-            run=None,
-            binding=values.to_json({}),
-            progress=Progress(),
-            files=None,
-            shard=None,
-            failure=reason[:2000] or "it gave up",
-        )
-        try:
-            publish(self.objects, receipt)
-        except CkptStoreError:
-            return  # the others' deadline says the same, later; the worker's own error must not be masked
+        give_up(self.objects, attempt, index=index, count=count, step=step, reason=reason)
 
     def commit(
         self,
@@ -382,13 +320,14 @@ class Store:
         self,
         name: str | Digest,
         shards: Collection[int] | None = None,
-        progress: verification.Progress | None = None,
+        progress: OnProgress | None = None,
         *,
         files: bool = True,
     ) -> VerifyReport:
         """Read every byte of a closure again and list all that is wrong; see :func:`ckptstore.verify.verify`.
 
-        If ``name`` is a ref, its log of generations is checked as well. ``files`` false leaves out the trees of files and
+        If ``name`` is a ref, its log of generations is checked as well. ``files`` false leaves out the trees of
+        files and
         of the preparation, for a store that pulled without them.
         """
         if isinstance(name, Digest):
@@ -415,7 +354,7 @@ class Store:
         roots = [
             name if isinstance(name, Digest) else store.resolve(name) for store, name in ((self, left), (second, right))
         ]
-        return diff(self, roots[0], second, roots[1])
+        return diff(self.objects, roots[0], second.objects, roots[1])
 
     def add_receipt(self, receipt: Receipt) -> Digest:
         """Store a receipt; returns its digest."""
@@ -453,7 +392,7 @@ class Store:
         """
         from ckptstore.catalogue import Catalogue
 
-        return Catalogue.of(self)
+        return Catalogue.of(self.backend)
 
     def _note(self, work: Callable[[Catalogue], None]) -> None:
         if not hasattr(self.backend, "path"):
@@ -475,139 +414,4 @@ class Store:
             raise RefusedError(
                 f"readback before commit in {self.url}", why, "use readback='behind' on this file system"
             )
-        self.add_receipt(readback_receipt(self, report))
-
-
-def readback_receipt(store: Store, report: VerifyReport) -> Receipt:
-    """The receipt of a verification that found nothing wrong."""
-    return Receipt(
-        operation="verify" if report.method.reaches_medium else "read",
-        subject=report.root,
-        closure=report.closure,
-        documents=report.documents,
-        objects=report.objects,
-        bytes_read=report.bytes_read,
-        method=report.method.value,
-        time=now(),
-        where=store.url,
-    )
-
-
-def open_store(url: str | Path, *, create: bool = False) -> Store:
-    """Open the store at ``url``: a directory, ``file:///…`` or ``memory:name``.
-
-    Args:
-        url: where it is.
-        create: make an empty store if there is none.
-
-    Raises:
-        NotFoundError: there is no store, and ``create`` is False.
-        UnsupportedVersionError: the store is of a format, or has a feature, that this release does not know.
-    """
-    backend = open_backend(str(url), create=create)
-    try:
-        data = backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)
-    except NotFoundError:
-        if not create:
-            why = f"there is no {STORE_KEY}"
-            raise NotFoundError(
-                f"store {backend.url}", why, "make one with ckpt init, or open(…, create=True)"
-            ) from None
-        if next(iter(backend.list("")), None) is not None:
-            why = f"it has files but no {STORE_KEY}"
-            raise RefusedError(f"store {backend.url}", why, "choose an empty directory") from None
-        backend.create(STORE_KEY, StoreHeader(secrets.token_hex(16)).encode())
-        data = backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)
-    StoreHeader.parse(data)
-    for stat in backend.list("features/"):
-        name = stat.key.removeprefix("features/")
-        raise UnsupportedVersionError(f"store {backend.url}", f"feature {name!r:.60} is unknown to this release")
-    return Store(backend)
-
-
-def push(
-    source: Store,
-    target: Store,
-    root: Digest,
-    *,
-    shards: Collection[int] | None = None,
-    ref: str | None = None,
-    progress: verification.Progress | None = None,
-) -> Transfer:
-    """Copy a checkpoint, or some shards of it, to ``target`` and read all of it back there.
-
-    Args:
-        source: where it is.
-        target: where it goes.
-        root: the checkpoint.
-        shards: only these; then no ref is moved.
-        ref: let this ref of ``target`` name the root afterwards; it must name the parent, nothing, or the root already.
-        progress: called with (bytes done, bytes in all).
-    """
-    return _transfer(source, target, root, "push", shards, ref, progress)
-
-
-def pull(
-    source: Store,
-    target: Store,
-    root: Digest,
-    *,
-    shards: Collection[int] | None = None,
-    ref: str | None = None,
-    progress: verification.Progress | None = None,
-    files: bool = True,
-) -> Transfer:
-    """Fetch a checkpoint, or some shards of it, from ``source`` into ``target``; no unverified byte is ever handed out.
-
-    ``files`` says whether the trees of files and of the preparation come too, which a restore does not need.
-    """
-    return _transfer(source, target, root, "pull", shards, ref, progress, files)
-
-
-def push_shard(source: Store, target: Store, receipt: ShardReceipt) -> Transfer:
-    """Copy the shard of a receipt to ``target``, where the attempt will be committed, and read all of it back there.
-
-    Args:
-        source: where the worker saved it.
-        target: where it goes; the transfer's ``root`` is the shard's digest.
-        receipt: what :meth:`Store.save_shard` returned.
-
-    Raises:
-        UsageError: the receipt says that its worker gave up.
-        CorruptError, NotFoundError: one of the stores does not give the bytes back.
-    """
-    if receipt.shard is None:
-        raise UsageError(f"shard {receipt.index}", f"its worker gave up: {receipt.failure}")
-    return send_shard(source.objects, target.backend, receipt.shard, receipt.index, receipt.count)
-
-
-def _transfer(
-    source: Store,
-    target: Store,
-    root: Digest,
-    operation: str,
-    shards: Collection[int] | None,
-    ref: str | None,
-    progress: verification.Progress | None,
-    files: bool = True,
-) -> Transfer:
-    if ref is not None:
-        check_ref_name(ref)
-        if shards is not None:
-            raise UsageError(f"ref {ref}", "a ref names whole checkpoints, and only some shards are transferred")
-    done = transfer(source.objects, target.backend, root, operation, shards, progress, files=files)
-    if ref is not None:
-        head = target.refs.head(ref)
-        present = head.root if head else None
-        if present != root:
-            if present is not None and present not in {r for r, _ in source.history(root)}:
-                why = f"it names {present}, which is no ancestor of {root}"
-                raise ConflictError(f"ref {ref} at {target.url}", why, "push to another ref, or move it with ckpt ref")
-            target.refs.move(ref, root, head)
-    if shards is None:
-        target.note_in_catalogue(root)
-    return done
-
-
-def _is_hex(text: str) -> bool:
-    return bool(text) and all(digit in "0123456789abcdef" for digit in text)
+        self.add_receipt(report.receipt(self.url))

@@ -15,9 +15,9 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key, object_key, pin_key, receipt_key, retired_key
 from ckptstore.format.records import Pin, Receipt, Retired, closure_digest
 from ckptstore.leases import lease, now
+from ckptstore.meter import OnProgress
 from ckptstore.objects import Objects, writable
 from ckptstore.threads import in_threads
-from ckptstore.verify import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def transfer(
     root: Digest,
     operation: str,
     shards: Collection[int] | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     *,
     files: bool = True,
 ) -> Transfer:
@@ -115,7 +115,7 @@ class _Sender:
         self._source = source
         self._target = target
 
-    def send_closure(self, closure: Closure, progress: Progress | None) -> list[_Outcome]:
+    def send_closure(self, closure: Closure, progress: OnProgress | None) -> list[_Outcome]:
         """Make sure that the target gives back every object, then every document, children before parents."""
         outcomes: list[_Outcome] = []
         total = sum(need.length for need in closure.objects.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckptstore.backends.protocol import ReadBackend, ReadbackMethod
@@ -13,12 +13,11 @@ from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.fields import DOCUMENT_LIMIT
 from ckptstore.format.keys import document_key, retired_key
-from ckptstore.format.records import closure_digest
+from ckptstore.format.records import Receipt, closure_digest
+from ckptstore.leases import now
+from ckptstore.meter import OnProgress
 from ckptstore.objects import Objects
 from ckptstore.threads import in_threads
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all) as objects are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,27 @@ class VerifyReport:
         """0, or the exit code of the worst finding."""
         return exit_code(self.findings)
 
+    def receipt(self, where: str) -> Receipt:
+        """The receipt of this verification of the store at ``where``; only one that found nothing wrong deserves
+        one."""
+        return Receipt(
+            operation="verify" if self.method.reaches_medium else "read",
+            subject=self.root,
+            closure=self.closure,
+            documents=self.documents,
+            objects=self.objects,
+            bytes_read=self.bytes_read,
+            method=self.method.value,
+            time=now(),
+            where=where,
+        )
+
 
 def verify(
     backend: ReadBackend,
     root: Digest,
     shards: Collection[int] | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     refs: Iterable[tuple[list[Finding], int]] = (),
     skip: Collection[str] = (),
     *,

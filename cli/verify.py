@@ -103,7 +103,7 @@ def _keep_receipt(
     left_out = [] if shards is None else [f"only shards {', '.join(map(str, shards))}"]
     left_out += [] if files else ["without its files"]
     try:
-        store.add_receipt(replace(ckptstore.readback_receipt(store, report), exceptions=tuple(left_out)))
+        store.add_receipt(replace(report.receipt(store.url), exceptions=tuple(left_out)))
     except BackendError as error:
         session.note(f"no receipt is kept: {error}")
         return False

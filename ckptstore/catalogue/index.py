@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from sqlalchemy import (
     DDL,
@@ -38,17 +38,15 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from ckptstore import sqlitefile
+from ckptstore.backends.protocol import ReadBackend
+from ckptstore.catalogue import sqlitefile
+from ckptstore.catalogue.inventory import SHARD, Row, document_rows, receipt_row, receipt_rows, ref_rows
 from ckptstore.errors import CkptStoreError
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import STORE_KEY, document_key, receipt_key, ref_key
 from ckptstore.format.records import RECORD_LIMIT, Receipt
 from ckptstore.format.records import Store as StoreHeader
-from ckptstore.inventory import SHARD, Row, document_rows, receipt_row, receipt_rows, ref_rows
 from ckptstore.objects import Objects
-
-if TYPE_CHECKING:
-    from ckptstore.store import Store
 
 T = TypeVar("T")
 
@@ -154,10 +152,10 @@ class Catalogue:
     wait for each other, and nothing open is to be carried over a fork.
     """
 
-    def __init__(self, store: Store, path: Path, *, scratch: bool = False) -> None:
+    def __init__(self, backend: ReadBackend, path: Path, *, scratch: bool = False) -> None:
         """See :meth:`of`. ``scratch``: a file that nobody else knows and that is not missed after a crash."""
         self.path = path
-        self._store = store
+        self._backend = backend
         self._scratch = scratch
         self._connection: Connection | None = None
         self._resources = ExitStack()
@@ -165,12 +163,13 @@ class Catalogue:
         self._begin = "DEFERRED"
 
     @staticmethod
-    def of(store: Store) -> Catalogue:
-        """The catalogue of ``store``. CatalogueError if the store is not in a directory and so keeps none."""
-        path = getattr(store.backend, "path", None)
+    def of(backend: ReadBackend) -> Catalogue:
+        """The catalogue of the store in ``backend``. CatalogueError if that is no directory: then the store keeps
+        none."""
+        path = getattr(backend, "path", None)
         if not isinstance(path, Path):
-            raise CatalogueError(f"catalogue of {store.url}", "only a store in a directory keeps one")
-        return Catalogue(store, path / NAME)
+            raise CatalogueError(f"catalogue of {backend.url}", "only a store in a directory keeps one")
+        return Catalogue(backend, path / NAME)
 
     def __enter__(self) -> Self:
         return self
@@ -215,7 +214,7 @@ class Catalogue:
         An interrupted update leaves nothing wrong behind; the next one goes on.
         """
         with self._translated():
-            backend = self._store.backend
+            backend = self._backend
             objects = Objects(backend)
             unreadable: dict[str, str] = {}
             known = self._records()
@@ -232,7 +231,7 @@ class Catalogue:
     def stale(self) -> Staleness:
         """By which keys the catalogue differs from its store; reads names only, no document."""
         with self._translated():
-            backend = self._store.backend
+            backend = self._backend
             known = self._records()
             present = {stat.key for prefix in ("refs/", "receipts/", "documents/") for stat in backend.list(prefix)}
             records = {key for key in present if not key.startswith("documents/")}
@@ -262,7 +261,7 @@ class Catalogue:
         new = self.path.with_name(f"{NAME}.new")
         with self._translated(), sqlitefile.alone(self.path):
             sqlitefile.remove(new)
-            with Catalogue(self._store, new, scratch=True) as catalogue:
+            with Catalogue(self._backend, new, scratch=True) as catalogue:
                 catalogue.update()
                 with sqlitefile.unused(self.path):
                     catalogue.update()  # what came while it was made
@@ -371,7 +370,7 @@ class Catalogue:
     def _prepare(self, connection: Connection) -> None:
         """Check that the file is a catalogue of this store and version; make its tables if it is new."""
         what = f"catalogue {self.path}"
-        header = StoreHeader.parse(self._store.backend.get(STORE_KEY, 0, RECORD_LIMIT + 1))
+        header = StoreHeader.parse(self._backend.get(STORE_KEY, 0, RECORD_LIMIT + 1))
         writable = sqlitefile.is_writable(self.path)
         with self._reading():
             application, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")

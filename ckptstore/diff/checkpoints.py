@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from ckptstore.changes import Change, plain_changes, progress_changes, tree_changes, value_changes
-from ckptstore.difference import Difference, HyperChange, Move, RngChange, TensorChange, TensorSide
+from ckptstore.diff.changes import Change, plain_changes, progress_changes, tree_changes, value_changes
+from ckptstore.diff.difference import Difference, HyperChange, Move, RngChange, TensorChange, TensorSide
+from ckptstore.diff.numeric import Comparison, compare, fold
+from ckptstore.diff.side import CountingObjects, Documents, Key, Side
 from ckptstore.errors import CkptStoreError, CorruptError, MalformedError, NotFoundError
 from ckptstore.findings import Finding, Kind, Place
 from ckptstore.format.canonical import Json, encode
@@ -21,22 +22,18 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.dtypes import item_size
 from ckptstore.format.page import HYPER, Entry, HyperEntry, Role, TensorEntry, ValueEntry, sort_key
 from ckptstore.format.tree import Preparation, Tree
-from ckptstore.numeric import Comparison, compare, fold
-from ckptstore.side import CountingObjects, Documents, Key, Side
-
-if TYPE_CHECKING:
-    from ckptstore.store import Store
+from ckptstore.objects import Objects
 
 
-def diff(left_store: Store, left_root: Digest, right_store: Store, right_root: Digest) -> Difference:
+def diff(left: Objects, left_root: Digest, right: Objects, right_root: Digest) -> Difference:
     """Compare two checkpoints of one store or of two.
 
     Every document and object that is read is hashed. Of objects, at most one chunk of each side and a few packs are in
     memory at a time.
 
     Args:
-        left_store, left_root: where the first one is, and its root.
-        right_store, right_root: the same of the second.
+        left, left_root: where the first one is, and its root.
+        right, right_root: the same of the second.
 
     Returns:
         The difference. What cannot be read (a part of a partial store, a damaged object) is in its findings, and what
@@ -45,12 +42,11 @@ def diff(left_store: Store, left_root: Digest, right_store: Store, right_root: D
     Raises:
         NotFoundError, CorruptError, MalformedError: one of the two checkpoint documents itself cannot be read.
     """
-    left_objects = CountingObjects(left_store.objects)
-    right_objects = left_objects if left_store is right_store else CountingObjects(right_store.objects)
+    left_objects = CountingObjects(left)
+    right_objects = left_objects if left is right else CountingObjects(right)
     documents = Documents()
-    left = Side(left_objects, left_root, documents)
-    right = Side(right_objects, right_root, documents)
-    found = Difference(left_root, right_root, True, True) if left_root == right_root else _Comparer(left, right).run()
+    sides = Side(left_objects, left_root, documents), Side(right_objects, right_root, documents)
+    found = Difference(left_root, right_root, True, True) if left_root == right_root else _Comparer(*sides).run()
     return _counted(found, {left_objects, right_objects})
 
 

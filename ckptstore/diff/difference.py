@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from ckptstore.changes import Change
+from ckptstore.diff.changes import Change
+from ckptstore.diff.numeric import Comparison
 from ckptstore.findings import Finding, exit_code
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
 from ckptstore.format.page import Role
-from ckptstore.numeric import Comparison
 
 DIFFERENT = 1
 """Exit code for two checkpoints that are not the same."""

@@ -27,13 +27,13 @@ from ckptstore.backends.durable import make_folders, storage_errors, sync_folder
 from ckptstore.chunks import ChunkSource
 from ckptstore.closure import ShardView
 from ckptstore.errors import RefusedError
-from ckptstore.export import named_tensor
+from ckptstore.export.tensorfile import DTYPES, write_tensor_file
+from ckptstore.export.weights import named_tensor
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
 from ckptstore.format.page import BUFFER, WEIGHT, HyperEntry, Role, TensorEntry, ValueEntry
-from ckptstore.meter import Meter, Report
+from ckptstore.meter import Meter, OnProgress
 from ckptstore.objects import Objects
-from ckptstore.tensorfile import DTYPES, write_tensor_file
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -58,7 +58,7 @@ def extract_checkpoint(
     directory: Path,
     shards: Collection[int] | None = None,
     *,
-    progress: Report | None = None,
+    progress: OnProgress | None = None,
 ) -> Extracted:
     """Write a checkpoint, or some shards of it, as a directory that needs none of this to be read.
 

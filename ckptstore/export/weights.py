@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckptstore.chunks import ChunkSource
 from ckptstore.closure import Closure
 from ckptstore.errors import MalformedError, RefusedError, UsageError
+from ckptstore.export.tensorfile import NamedTensor, StoredTensor, TensorFile, open_tensor_file, write_tensor_file
 from ckptstore.format import canonical, values
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
@@ -19,8 +20,7 @@ from ckptstore.format.page import BUFFER, WEIGHT, TensorEntry
 from ckptstore.format.progress import Progress
 from ckptstore.format.records import ShardReceipt
 from ckptstore.format.shard import Alias
-from ckptstore.meter import Meter, Report
-from ckptstore.tensorfile import NamedTensor, StoredTensor, TensorFile, open_tensor_file, write_tensor_file
+from ckptstore.meter import Meter, OnProgress
 from ckptstore.write import Contents, TensorBytes, write_contents
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Imported:
     nbytes: int
 
 
-def export_weights(store: Store, root: Digest, path: Path, *, progress: Report | None = None) -> Exported:
+def export_weights(store: Store, root: Digest, path: Path, *, progress: OnProgress | None = None) -> Exported:
     """Write the weights and buffers of a checkpoint, of all its shards, as one new safetensors file.
 
     Every byte is verified when it is read from the store, and the finished file is read back. ``progress`` is called
@@ -86,7 +86,9 @@ def export_weights(store: Store, root: Digest, path: Path, *, progress: Report |
     return Exported(path, write_tensor_file(path, tensors, metadata), len(tensors), aliases)
 
 
-def import_weights(store: Store, path: Path, ref: str, *, step: int = 0, progress: Report | None = None) -> Imported:
+def import_weights(
+    store: Store, path: Path, ref: str, *, step: int = 0, progress: OnProgress | None = None
+) -> Imported:
     """Make a checkpoint of a safetensors file's tensors, and let the new ref ``ref`` name it.
 
     Each tensor becomes an entry of role weight, streamed. Of a file that :func:`export_weights` wrote, buffers become

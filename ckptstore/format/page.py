@@ -27,6 +27,7 @@ PAGE_ENTRIES = 1024
 PAGE_BYTES = 2 * 2**20
 ENTRY_BYTES = 3 * 2**19
 PATH_BYTES = 64 * 2**10
+ROLE_PARTS = 16
 
 Role: TypeAlias = "tuple[str, ...]"
 
@@ -156,14 +157,17 @@ def paginate(entries: Iterable[Entry]) -> Iterator[tuple[tuple[Entry, ...], byte
     A page ends before an entry with which it would have more than 1,024 entries or more than 2 MiB of encoded entries.
 
     Raises:
-        RefusedError: one entry alone is too large (its path, its value or its number of chunks).
+        RefusedError: one entry alone is too large (its path, its role, its value or its number of chunks).
     """
     page: list[Entry] = []
     size = 0
     for entry in entries:
         cost = len(canonical.encode(encode_entry(entry)))
+        what = f"{'/'.join(entry.role)} {entry.path!r:.80}"
         if cost > ENTRY_BYTES or len(entry.path.encode()) > PATH_BYTES:
-            raise RefusedError(f"{'/'.join(entry.role)} {entry.path!r:.80}", f"its entry of {cost} bytes is too large")
+            raise RefusedError(what, f"its entry of {cost} bytes is too large")
+        if len(entry.role) > ROLE_PARTS:
+            raise RefusedError(what, f"its role has more than {ROLE_PARTS} parts", "nest this state less deeply")
         if page and (len(page) == PAGE_ENTRIES or size + cost > PAGE_BYTES):
             yield tuple(page), encode_page(page)
             page, size = [], 0
@@ -198,8 +202,8 @@ def parse_role(node: Json, where: str) -> Role:
         if type(part) is not str:
             raise MalformedError(where, "a role is a list of texts")
         role.append(part)
-    if not 1 <= len(role) <= 16:
-        raise MalformedError(where, "a role has 1 to 16 parts")
+    if not 1 <= len(role) <= ROLE_PARTS:
+        raise MalformedError(where, f"a role has 1 to {ROLE_PARTS} parts")
     return tuple(role)
 
 

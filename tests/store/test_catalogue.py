@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 import ckptstore
-from ckptstore import sqlitefile
-from ckptstore.catalogue import CatalogueError
+from ckptstore.catalogue import CatalogueError, sqlitefile
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key, object_key, receipt_key, ref_key
 from ckptstore.format.records import Receipt

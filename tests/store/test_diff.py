@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ckptstore
 from ckptstore.backends.counting import CountingBackend
 from ckptstore.backends.memory import MemoryBackend
-from ckptstore.difference import Difference, TensorChange
+from ckptstore.diff.difference import Difference, TensorChange
 from ckptstore.errors import NotFoundError
 from ckptstore.format.checkpoint import Replica
 from ckptstore.format.digest import Digest

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptstore.diff.numeric import _FLOATS, PIECE, Comparison, compare, fold
 from ckptstore.errors import MalformedError, UsageError
 from ckptstore.format.dtypes import ITEM_SIZES
-from ckptstore.numeric import _FLOATS, PIECE, Comparison, compare, fold
 
 TORCH = {
     "bool": torch.bool,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptstore.changes import Change, show, value_changes
+from ckptstore.diff.changes import Change, show, value_changes
 from ckptstore.format import values
 from ckptstore.format.values import TensorValue
 

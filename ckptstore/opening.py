@@ -1,0 +1,45 @@
+"""Opening a store: its header, and the features that it needs."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from ckptstore.backends import open_backend
+from ckptstore.errors import NotFoundError, RefusedError, UnsupportedVersionError
+from ckptstore.format.keys import STORE_KEY
+from ckptstore.format.records import RECORD_LIMIT
+from ckptstore.format.records import Store as StoreHeader
+from ckptstore.store import Store
+
+
+def open_store(url: str | Path, *, create: bool = False) -> Store:
+    """Open the store at ``url``: a directory, ``file:///…`` or ``memory:name``.
+
+    Args:
+        url: where it is.
+        create: make an empty store if there is none.
+
+    Raises:
+        NotFoundError: there is no store, and ``create`` is False.
+        UnsupportedVersionError: the store is of a format, or has a feature, that this release does not know.
+    """
+    backend = open_backend(str(url), create=create)
+    try:
+        data = backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)
+    except NotFoundError:
+        if not create:
+            why = f"there is no {STORE_KEY}"
+            raise NotFoundError(
+                f"store {backend.url}", why, "make one with ckpt init, or open(…, create=True)"
+            ) from None
+        if next(iter(backend.list("")), None) is not None:
+            why = f"it has files but no {STORE_KEY}"
+            raise RefusedError(f"store {backend.url}", why, "choose an empty directory") from None
+        backend.create(STORE_KEY, StoreHeader(secrets.token_hex(16)).encode())
+        data = backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)
+    StoreHeader.parse(data)
+    for stat in backend.list("features/"):
+        name = stat.key.removeprefix("features/")
+        raise UnsupportedVersionError(f"store {backend.url}", f"feature {name!r:.60} is unknown to this release")
+    return Store(backend)
