@@ -34,11 +34,11 @@ from ckptstore.verify import VerifyReport
 
 if TYPE_CHECKING:
     from ckptstore.capture import TrainingState as TrainingState
-    from ckptstore.export import gather_evidence as gather_evidence
-    from ckptstore.export import extract_checkpoint as extract_checkpoint
-    from ckptstore.export import misnamed_documents as misnamed_documents
     from ckptstore.export import export_weights as export_weights
+    from ckptstore.export import extract_checkpoint as extract_checkpoint
+    from ckptstore.export import gather_evidence as gather_evidence
     from ckptstore.export import import_weights as import_weights
+    from ckptstore.export import misnamed_documents as misnamed_documents
     from ckptstore.restore import Restored as Restored
     from ckptstore.restore import arm as arm
     from ckptstore.run import Run as Run

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from ckptstore.errors import RefusedError, UsageError
 from ckptstore.format import values
 from ckptstore.format.canonical import Json
-from ckptstore.format.page import BUFFER, EXTRA, HYPER, OPTIM, WEIGHT, HyperEntry, Role, ValueEntry
+from ckptstore.format.page import BUFFER, EXTRA, HYPER, OPTIM, WEIGHT, HyperEntry, Role, ValueEntry, show_role
 from ckptstore.format.progress import NamedState
 from ckptstore.format.shard import Alias, Group, Optimizer, RngEntry
 from ckptstore.format.values import EntryRef
 from ckptstore.rng import capture_rng
-from ckptstore.tensors import check_tensor, find_aliases, plain, type_name
+from ckptstore.tensors import check_depth, check_tensor, find_aliases, plain, type_name
 
 SELECTORS = ("foreach", "fused", "capturable", "differentiable")
 """Keys of a parameter group that choose an implementation and are no part of what was learned."""
@@ -217,9 +217,10 @@ def parameter_paths(live: Mapping[str, tuple[Role, Tensor]], owners: Mapping[str
 
 def _put_value(captured: Captured, path: str, role: Role, value: Any) -> None:
     """Add a state value: a tensor as an entry, a container as a value whose tensors are entries below its role."""
-    where = f"{'/'.join(role)} {path!r:.120}"
+    where = f"{show_role(role)} {path!r:.120}"
 
     def lift(item: Any, suffix: tuple[str, ...]) -> Any:
+        check_depth(len(suffix), where)
         if isinstance(item, Tensor):
             check_tensor(item, where)
             captured.tensors.append(TensorSource(path, role + suffix, item))

@@ -16,7 +16,7 @@ from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key, object_key
 from ckptstore.format.packs import PackLayout, Slot
-from ckptstore.format.page import Entry, Role, TensorEntry, parse_page
+from ckptstore.format.page import Entry, Role, TensorEntry, parse_page, show_role
 from ckptstore.format.progress import count_updates, part_problems, problems
 from ckptstore.format.shard import Shard
 from ckptstore.format.state import Leaves, join_leaves, rng_root, shard_leaves, state_root
@@ -147,7 +147,7 @@ class _Reader:
         self.report = report
         self.place = Place(checkpoint=root)
         self.closure = Closure(root)
-        self.parsed: dict[str, object] = {}
+        self.parsed: dict[tuple[str, Callable[[bytes], object]], object] = {}
 
     def read(self, shards: Collection[int] | None, files: bool) -> Closure:
         closure = self.closure
@@ -221,7 +221,7 @@ class _Reader:
             lengths = layout.lengths()
             digests = listed.get(role, ())
             if len(lengths) != len(digests):
-                message = f"packs of {'/'.join(role)} do not follow from its entries"
+                message = f"packs of {show_role(role)} do not follow from its entries"
                 key = document_key(view.digest)
                 self._inconsistent(view.place, key, message, f"{len(lengths)} packs", f"{len(digests)} packs")
                 continue
@@ -283,6 +283,12 @@ class _Reader:
 
     def _check_part(self, checkpoint: Checkpoint) -> None:
         """What can be said of the counters with only some of the shards at hand."""
+        for view in self.closure.shards.values():
+            try:
+                if view.whole:
+                    view.leaves()
+            except MalformedError as error:
+                self._inconsistent(view.place, document_key(view.digest), str(error))
         entries = (entry for view in self.closure.shards.values() for entry in view.entries)
         assert self.closure.root is not None
         for message in part_problems(checkpoint.step, checkpoint.progress, count_updates(entries, ())):
@@ -291,14 +297,14 @@ class _Reader:
     def _load(self, digest: Digest, parse: Callable[[bytes], T], place: Place) -> T | None:
         """The parsed document, read once however often it is named; None after a reported finding."""
         key = document_key(digest)
-        if key in self.parsed:
-            return self.parsed[key]  # type: ignore[return-value]
+        if (key, parse) in self.parsed:  # the parser too: one digest may be named as two kinds
+            return self.parsed[key, parse]  # type: ignore[return-value]
         data = self.objects.document(digest, place, self.report)
         if data is None:
             return None
         self.closure.documents[key] = len(data)
         try:
-            self.parsed[key] = parsed = parse(data)
+            self.parsed[key, parse] = parsed = parse(data)
         except MalformedError as error:
             self.report(malformed(place, key, error))
             return None

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ckptstore.errors import CkptStoreError, CorruptError, MalformedError, NotFoundError, RefusedError
 from ckptstore.format.digest import Digest
-from ckptstore.format.page import Role
+from ckptstore.format.page import Role, show_role
 
 
 class Kind(Enum):
@@ -69,7 +69,7 @@ class Place:
         if self.part:
             parts.append(self.part)
         if self.role is not None:
-            parts.append("/".join(self.role))
+            parts.append(show_role(self.role))
         if self.path is not None:
             parts.append(repr(self.path)[:200])
         if self.chunk is not None:

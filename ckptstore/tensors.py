@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ckptstore.errors import RefusedError
+from ckptstore.format.canonical import MAX_DEPTH
 from ckptstore.format.tensors import CHUNK
 from ckptstore.format.values import TensorValue
 
@@ -180,18 +181,29 @@ def value_tensor(value: TensorValue) -> Tensor:
     return flat.view(TORCH_DTYPES[value.dtype]).reshape(value.shape)
 
 
-def plain(value: Any, where: str) -> Any:
-    """``value`` with every tensor in it replaced by a tensor value. Containers keep their exact types."""
+def plain(value: Any, where: str, depth: int = 0) -> Any:
+    """``value`` with every tensor in it replaced by a tensor value. Containers keep their exact types.
+
+    Raises:
+        RefusedError: a tensor in it cannot be stored exactly, or it is nested too deeply.
+    """
+    check_depth(depth, where)
     if isinstance(value, Tensor):
         return tensor_value(value, where)
     if type(value) in (list, tuple):
-        return type(value)(plain(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return type(value)(plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
     if isinstance(value, dict):
         copy = value.copy()
         for key, item in value.items():
-            copy[key] = plain(item, f"{where}[{key!r:.60}]")
+            copy[key] = plain(item, f"{where}[{key!r:.60}]", depth + 1)
         return copy
     return value
+
+
+def check_depth(depth: int, where: str) -> None:
+    """RefusedError for what is nested deeper than any document, above all for what contains itself."""
+    if depth > MAX_DEPTH:
+        raise RefusedError(where[:200], f"nested deeper than {MAX_DEPTH}, or it contains itself", "store plain values")
 
 
 def live(value: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ckptstore.backends.durable import write_file_durably
 from ckptstore.errors import BackendError, CorruptError, NotFoundError, RefusedError
 from ckptstore.findings import Place
+from ckptstore.format import values
 from ckptstore.format.digest import Digest
 from ckptstore.format.tensors import CHUNK
 from ckptstore.format.tree import Excluded, File, Tree, check_path
@@ -32,7 +33,10 @@ def put_tree(objects: Objects, directory: Path, exclude: Mapping[str, str] | Non
     exclude = dict(exclude or {})
     files = []
     found = set()
-    for path in sorted(_walk(directory, ""), key=str.encode):
+    paths = list(_walk(directory, ""))
+    for path in paths:
+        values.check_text(path, f"file name {path!r:.200}")
+    for path in sorted(paths, key=str.encode):
         check_path(path)
         found.add(path)
         if path not in exclude:

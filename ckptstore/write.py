@@ -12,7 +12,7 @@ from ckptstore.backends.protocol import Buffer
 from ckptstore.errors import RefusedError
 from ckptstore.format import packs
 from ckptstore.format.digest import Digest
-from ckptstore.format.page import Entry, HyperEntry, Role, ValueEntry, make_tensor_entry, paginate, sort_key
+from ckptstore.format.page import Entry, HyperEntry, Role, ValueEntry, make_tensor_entry, paginate, show_role, sort_key
 from ckptstore.format.shard import Alias, Optimizer, PageRef, RngEntry, RolePacks, Shard
 from ckptstore.format.tensors import INLINE, SHORT
 from ckptstore.format.values import checked_nbytes
@@ -80,7 +80,7 @@ def write_contents(contents: Contents, index: int, count: int, sink: Sink) -> Wr
     keys.update((item.role, item.path) for item in contents.hypers)
     for (role, path), times in keys.items():
         if times > 1:
-            raise RefusedError(f"{'/'.join(role)} {path!r:.120}", "the state gives this entry twice")
+            raise RefusedError(f"{show_role(role)} {path!r:.120}", "the state gives this entry twice")
     sources = sorted(contents.tensors, key=lambda source: sort_key(source.role, source.path))
     entries: list[Entry] = [*contents.values, *contents.hypers]
     role_packs: list[RolePacks] = []

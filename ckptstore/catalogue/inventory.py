@@ -19,7 +19,7 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.fields import DOCUMENT_LIMIT
 from ckptstore.format.keys import document_key, object_key, parse_ref_key, receipt_key
 from ckptstore.format.packs import PackLayout
-from ckptstore.format.page import Entry, Role, TensorEntry, parse_page
+from ckptstore.format.page import Entry, Role, TensorEntry, parse_page, show_role
 from ckptstore.format.records import RECEIPT_LIMIT, RECORD_LIMIT, Receipt, RefRecord, ShardReceipt, attempt_subject
 from ckptstore.format.shard import Shard
 from ckptstore.format.tree import Preparation, Tree
@@ -180,7 +180,7 @@ def _shard_rows(objects: Objects, digest: str, shard: Shard) -> Iterator[Row]:
     for packs in shard.packs:
         lengths = layouts[packs.role].lengths() if packs.role in layouts else []
         if len(lengths) != len(packs.digests):
-            raise MalformedError("shard", f"packs of {'/'.join(packs.role)} do not follow from its entries")
+            raise MalformedError("shard", f"packs of {show_role(packs.role)} do not follow from its entries")
         yield from _use_rows(digest, packs.digests, lengths)
     yield (
         "shards",

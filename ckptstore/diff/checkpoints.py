@@ -20,7 +20,7 @@ from ckptstore.format.canonical import Json, encode
 from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.dtypes import item_size
-from ckptstore.format.page import HYPER, Entry, HyperEntry, Role, TensorEntry, ValueEntry, sort_key
+from ckptstore.format.page import HYPER, Entry, HyperEntry, Role, TensorEntry, ValueEntry, show_role, sort_key
 from ckptstore.format.tree import Preparation, Tree
 from ckptstore.objects import Objects
 
@@ -197,7 +197,7 @@ class _Comparer:
                 self.tensors.append(TensorChange(path, role, "removed", _tensor_side(before), None))
             if isinstance(after, TensorEntry):
                 self.tensors.append(TensorChange(path, role, "added", None, _tensor_side(after)))
-            name = f"{'/'.join(role)} {path!r}"
+            name = f"{show_role(role)} {path!r}"
             self.values += _optional_changes(name, self._value(self.left, i, before), self._value(self.right, j, after))
 
     @staticmethod

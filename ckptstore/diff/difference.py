@@ -12,7 +12,7 @@ from ckptstore.diff.numeric import Comparison
 from ckptstore.findings import Finding, exit_code
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
-from ckptstore.format.page import Role
+from ckptstore.format.page import Role, show_role
 
 DIFFERENT = 1
 """Exit code for two checkpoints that are not the same."""
@@ -56,7 +56,7 @@ class TensorChange:
     finding: Finding | None = None
 
     def __str__(self) -> str:
-        name = f"{'/'.join(self.role)} {self.path!r}"
+        name = f"{show_role(self.role)} {self.path!r}"
         if self.comparison is not None:
             return f"{name} {self.left}: {_figures(self.comparison, self.first)}"
         if self.finding is not None:
@@ -232,7 +232,7 @@ class Difference:
             moves.setdefault((move.left, move.right), []).append(move)
         for (left, right), items in moves.items():
             entries = sum(move.entries for move in items)
-            what = f"{'/'.join(items[0].role)} {items[0].path!r}"
+            what = f"{show_role(items[0].role)} {items[0].path!r}"
             yield f"shard {_numbers(left)} -> {_numbers(right)}: {entries} entries, the first is {what}"
 
     def to_json(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key
 from ckptstore.format.packs import PackLayout, Slot
-from ckptstore.format.page import Entry, HyperEntry, Role, TensorEntry, parse_page, sort_key
+from ckptstore.format.page import Entry, HyperEntry, Role, TensorEntry, parse_page, show_role, sort_key
 from ckptstore.format.shard import PageRef, Shard
 from ckptstore.objects import Objects, malformed
 
@@ -185,7 +185,7 @@ class Side:
         digests = next((packs.digests for packs in shard.packs if packs.role == role), ())
         lengths = layout.lengths()
         if len(lengths) != len(digests):
-            what, why = f"{self.place.at(shard=index)}", f"packs of {'/'.join(role)} do not follow from its entries"
+            what, why = f"{self.place.at(shard=index)}", f"packs of {show_role(role)} do not follow from its entries"
             raise MalformedError(what, why, "run ckpt verify")
         slots: list[dict[Digest, Slot]] = [{} for _ in digests]
         for digest, slot in layout.slots.items():

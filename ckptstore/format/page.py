@@ -39,6 +39,11 @@ OPTIM = "optim"
 HYPER = "hyper"
 
 
+def show_role(role: Role) -> str:
+    """A role for messages: its parts with ``/`` between them; what cannot be printed is escaped."""
+    return "/".join(part if part.isprintable() else repr(part)[1:-1] for part in role)[:200]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor: its digest, and either its chunks in order or, up to 64 bytes, its bytes."""
@@ -97,7 +102,7 @@ def make_tensor_entry(
         RefusedError: the tensor has more chunks than format 1 holds (256 GiB).
     """
     if len(chunks) > MAX_CHUNKS:
-        what = f"{'/'.join(role)} {path!r:.120}"
+        what = f"{show_role(role)} {path!r:.120}"
         raise RefusedError(what, f"{len(chunks)} chunks, more than {MAX_CHUNKS} (256 GiB)", "split the tensor")
     if inline is not None:
         chunks = [Digest.of(inline)] if inline else []
@@ -163,7 +168,7 @@ def paginate(entries: Iterable[Entry]) -> Iterator[tuple[tuple[Entry, ...], byte
     size = 0
     for entry in entries:
         cost = len(canonical.encode(encode_entry(entry)))
-        what = f"{'/'.join(entry.role)} {entry.path!r:.80}"
+        what = f"{show_role(entry.role)} {entry.path!r:.80}"
         if cost > ENTRY_BYTES or len(entry.path.encode()) > PATH_BYTES:
             raise RefusedError(what, f"its entry of {cost} bytes is too large")
         if len(entry.role) > ROLE_PARTS:
@@ -246,4 +251,4 @@ def _check_role(entry: Entry, where: str) -> None:
         HYPER: isinstance(entry, HyperEntry) and size == 2,
     }.get(name)
     if not fits:
-        raise MalformedError(where, f"role {'/'.join(entry.role)!r:.60} does not hold this kind of entry")
+        raise MalformedError(where, f"role {show_role(entry.role)} does not hold this kind of entry")

@@ -10,7 +10,19 @@ from ckptstore.format import canonical, values
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
 from ckptstore.format.merkle import MerkleTree
-from ckptstore.format.page import ALIAS, BUFFER, HYPER, OPTIM, WEIGHT, Entry, HyperEntry, Role, TensorEntry, sort_key
+from ckptstore.format.page import (
+    ALIAS,
+    BUFFER,
+    HYPER,
+    OPTIM,
+    WEIGHT,
+    Entry,
+    HyperEntry,
+    Role,
+    TensorEntry,
+    show_role,
+    sort_key,
+)
 from ckptstore.format.shard import Alias, Optimizer, RngEntry
 
 LeafKey: TypeAlias = "tuple[str, Role]"
@@ -35,7 +47,7 @@ def shard_leaves(entries: Iterable[Entry], optimizers: Iterable[Optimizer], alia
     refs: list[tuple[str, LeafKey]] = []
     last: tuple[bytes, bytes] | None = None
     for entry in entries:
-        where = f"{'/'.join(entry.role)} {entry.path!r:.120}"
+        where = f"{show_role(entry.role)} {entry.path!r:.120}"
         key = sort_key(entry.role, entry.path)
         if last is not None and key <= last:
             raise MalformedError(where, "entries are not sorted by (role, path) across pages, or one repeats")
@@ -54,7 +66,7 @@ def shard_leaves(entries: Iterable[Entry], optimizers: Iterable[Optimizer], alia
             refs += [(where, (entry.path, entry.role + ref.suffix)) for ref in found]
     for where, target in refs:
         if not _is_tensor(leaves.get(target)):
-            raise MalformedError(where, f"refers to {'/'.join(target[1])!r:.120}, which is no tensor of its shard")
+            raise MalformedError(where, f"refers to {show_role(target[1])}, which is no tensor of its shard")
     add_aliases(leaves, aliases)
     return leaves
 
@@ -146,7 +158,7 @@ def _is_tensor(leaf: Json) -> bool:
 
 
 def _name(key: LeafKey) -> str:
-    return f"{'/'.join(key[1])} {key[0]!r:.120}"
+    return f"{show_role(key[1])} {key[0]!r:.120}"
 
 
 def _list(indices: Iterable[int]) -> str:

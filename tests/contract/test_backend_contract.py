@@ -44,6 +44,7 @@ class TestCreate:
 
     @pytest.mark.parametrize("empty_first", [False, True])
     def test_a_second_create_says_no_and_keeps_the_bytes(self, backend: PruneBackend, empty_first: bool) -> None:
+        """F-120."""
         first = b"" if empty_first else b"first"
         assert backend.create(KEY, first) is True
         for data in (first, b"", b"second"):
@@ -157,6 +158,7 @@ class TestList:
 
 class TestReplace:
     def test_the_new_bytes_are_there_and_the_old_are_kept_aside(self, subject: Subject) -> None:
+        """F-139."""
         backend = subject.backend
         backend.create(KEY, b"bad")
         backend.replace(KEY, b"better")

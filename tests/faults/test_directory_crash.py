@@ -198,6 +198,7 @@ class Disk:
 def test_bytes_are_synced_before_they_have_a_name_and_the_name_before_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
+    """F-135."""
     disk = Disk()
     link, mkdir, rename = os.link, os.mkdir, os.rename
 

@@ -150,6 +150,7 @@ def test_whatever_call_fails_the_key_is_absent_or_whole_and_a_retry_completes(
 def test_no_failed_write_sync_or_close_is_tried_again(
     backend: DirectoryBackend, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """F-136."""
     calls = 0
 
     def around(_name: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:

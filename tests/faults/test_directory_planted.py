@@ -52,6 +52,7 @@ PLANTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("plant", sorted(PLANTS))
 def test_nothing_but_a_regular_file_is_read_or_written(tmp_path: Path, backend: DirectoryBackend, plant: str) -> None:
+    """F-137."""
     path = tmp_path / "store" / KEY
     path.unlink()
     PLANTS[plant](path)

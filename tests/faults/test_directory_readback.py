@@ -99,6 +99,7 @@ def test_a_server_is_the_most_that_a_network_file_system_claims(
 def test_pages_left_or_unknown_are_cached(
     backend: DirectoryBackend, monkeypatch: pytest.MonkeyPatch, answer: int | None
 ) -> None:
+    """F-138."""
     monkeypatch.setattr(medium, "resident_pages", lambda _fd, _size: answer)
     assert backend.readback(KEY) == (DATA, ReadbackMethod.CACHED)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ckptstore.errors import MalformedError
 from ckptstore.format import canonical
+from tests.format.strategies import patient
 
 LIMIT = 2**20
 
@@ -19,7 +20,6 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
     max_leaves=20,
 )
-from tests.format.strategies import patient
 
 SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 

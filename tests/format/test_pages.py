@@ -169,6 +169,8 @@ def test_an_entry_that_is_too_large_is_refused_by_name() -> None:
         list(paginate([value("x" * (PATH_BYTES + 1))]))
     with pytest.raises(RefusedError, match=r"'big'.*too large"):
         list(paginate([value("big", "x" * ENTRY_BYTES)]))
+    with pytest.raises(RefusedError, match="role has more than 16 parts"):
+        list(paginate([make_tensor_entry("w", ("optim", "o", *"abcdefghijklmno"), "u8", (), (), b"a")]))
     (page,) = paginate([value("big", "x" * (ENTRY_BYTES - 100))])
     assert len(page[1]) < 4 * 2**20
 

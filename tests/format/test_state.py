@@ -28,12 +28,12 @@ from ckptstore.format.page import (
 from ckptstore.format.shard import Alias, Group, Optimizer, RngEntry
 from ckptstore.format.state import LeafKey, Leaves, differences, join_leaves, rng_root, shard_leaves, state_root
 from ckptstore.format.values import EntryRef, to_json
+from tests.format.strategies import patient
 
 GROUPS = (
     Group(to_json({"lr": 0.1}), to_json({"foreach": None})),
     Group(to_json({"lr": 0.2}), to_json({"foreach": None})),
 )
-from tests.format.strategies import patient
 
 ADAM = Optimizer("adam", "torch.optim.adam.Adam", GROUPS)
 

@@ -152,6 +152,16 @@ def test_an_entry_of_a_group_that_is_not_described_is_refused(store: Store, root
     assert "no such optimizer" in only(store, forged).message
 
 
+def test_one_shard_alone_is_held_to_its_own_rules(store: Store, root: Digest) -> None:
+    """F-51, F-66: a reader of this shard only refuses what a reader of all would refuse about it."""
+    forged = forge_shard(store, root, 1, lambda shard: replace(shard, optimizers=()))
+    (finding,) = store.verify(forged, [1]).findings
+    assert "no such optimizer" in finding.message
+    with pytest.raises(CkptStoreError, match="no such optimizer"):
+        store.closure(forged, [1])
+    assert store.verify(forged, [0]).findings == ()
+
+
 @pytest.mark.parametrize("packs", ["none", "more", "another role"])
 def test_packs_that_do_not_follow_from_the_entries_are_refused(store: Store, root: Digest, packs: str) -> None:
     """F-39."""

@@ -93,7 +93,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_receipts_that_do_not_belong_together_are_refused(store: Store, what: str) -> None:
-    """B055 (TensorAuto/OpenTau#396): identity is decided once and compared; each difference is named."""
+    """F-127. B055 (TensorAuto/OpenTau#396): identity is decided once and compared; each difference is named."""
     attempt = store.begin("main")
     first, second = receipts_of(store, attempt)
     with pytest.raises(CommitAbortedError, match=what if what != "position" else r"shards \[0, 0\] are there"):
@@ -170,6 +170,7 @@ def fail() -> None:
 
 
 def test_every_participant_learns_the_root(store: Store) -> None:
+    """F-129."""
     group = Participants(store.url, deadline=20.0)
     group.run(lambda: group.worker(0), lambda: group.worker(1), group.coordinator)
     assert set(group.learned.values()) == {store.head("main")}
@@ -177,7 +178,7 @@ def test_every_participant_learns_the_root(store: Store) -> None:
 
 @pytest.mark.parametrize("phase", ["before", "after"])
 def test_when_a_worker_raises_every_other_one_aborts_at_once(store: Store, phase: str) -> None:
-    """B054 (alan-turing-institute/autocast#386): long before the deadline, naming the shard."""
+    """F-131. B054 (alan-turing-institute/autocast#386): long before the deadline, naming the shard."""
     group = Participants(store.url, deadline=20.0)
     took = group.run(lambda: group.worker(0), lambda: group.worker(1, **{phase: fail}), group.coordinator)
     assert isinstance(group.learned["coordinator"], CommitAbortedError)
@@ -190,7 +191,7 @@ def test_when_a_worker_raises_every_other_one_aborts_at_once(store: Store, phase
 
 
 def test_when_a_worker_stalls_all_return_within_the_deadline(store: Store) -> None:
-    """B054."""
+    """F-130. B054."""
     group = Participants(store.url, deadline=0.5)
     group.run(lambda: group.worker(0), lambda: group.worker(1, before=lambda: time.sleep(2)), group.coordinator)
     assert all(isinstance(learned, CommitAbortedError) for learned in group.learned.values())
@@ -236,7 +237,7 @@ def test_of_many_movers_exactly_one_wins_and_the_others_are_told(disk_store: Sto
 
 
 def test_a_lost_answer_is_settled_by_reading_the_record(store: Store) -> None:
-    """A create that took effect although it raised is a win, not an error."""
+    """F-125. A create that took effect although it raised is a win, not an error."""
     from ckptstore.errors import BackendError
     from tests.support.faulty import FaultyBackend
 
@@ -253,7 +254,7 @@ def test_a_lost_answer_is_settled_by_reading_the_record(store: Store) -> None:
 
 
 def test_a_listing_that_lags_hides_no_generation(store: Store) -> None:
-    """B064 (NVIDIA-NeMo/Megatron-Bridge#4865): later generations are asked for by name."""
+    """F-123. B064 (NVIDIA-NeMo/Megatron-Bridge#4865): later generations are asked for by name."""
     roots = [commit_state(store, "main", halves(scale), step) for step, scale in ((1, 1.0), (2, 2.0), (3, 3.0))]
 
     class Lagging:

@@ -67,7 +67,7 @@ def test_a_checkpoint_that_lacks_a_required_generator_is_refused_by_name(store: 
 
 
 def test_seeding_after_the_restore_is_found_at_the_arm_point(store: Store) -> None:
-    """B003 (modelscope/ms-swift#9935)."""
+    """F-149. B003 (modelscope/ms-swift#9935)."""
     save_steps(store, "main", make_training(), 2)
     training = make_training()
     with store.run("main", **training.objects()) as run:
@@ -209,7 +209,7 @@ def test_a_save_on_the_wrong_side_of_the_scheduler_is_refused(store: Store) -> N
 
 
 def test_a_counter_that_tracked_the_step_still_must(store: Store) -> None:
-    """B014: also when it is off by more than one."""
+    """F-128. B014: also when it is off by more than one."""
     training = make_training()
     with store.run("main", **training.objects()) as run:
         run.resume()
@@ -285,6 +285,7 @@ def test_equal_bytes_never_become_shared(store: Store) -> None:
 
 
 def test_resume_falls_back_to_a_parent_only_where_the_closure_fails(store: Store) -> None:
+    """F-150."""
     training = make_training()
     roots = save_steps(store, "main", training, 3)
     broken = store.closure(roots[2], files=False)
@@ -392,3 +393,10 @@ def test_a_bit_of_a_generator_flipped_at_rest_is_found(store: Store) -> None:
     store.backend.replace(key, bytes(data))
     with pytest.raises(CorruptError):
         ckptstore.open(store.url).restore(root, make_training().state())
+
+
+def test_a_state_that_contains_itself_is_refused(store: Store) -> None:
+    state: dict[str, Any] = {"here": []}
+    state["here"].append(state)
+    with pytest.raises(RefusedError, match="contains itself"):
+        ckptstore.TrainingState(values={"loop": Plain(state)}).capture()

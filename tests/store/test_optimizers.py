@@ -269,6 +269,7 @@ def test_step_counters_return_to_their_device(store: Store, options: dict[str, b
 
 
 def test_every_difference_is_listed_and_nothing_is_changed(store: Store) -> None:
+    """F-146."""
     root = save_steps(store, "main", make_training(), 1)[0]
     torch.manual_seed(5)
     model = nn.Sequential(

@@ -41,6 +41,7 @@ def far(tmp_path: Path) -> Store:
 
 
 def test_a_push_reads_back_every_byte_and_says_how(store: Store, root: Digest, far: Store) -> None:
+    """F-143."""
     counting = CountingBackend(far.backend)
     done = ckptstore.push(store, Store(counting), root, ref="main")
     sizes = dict(store.closure(root).sizes())
@@ -55,6 +56,7 @@ def test_a_push_reads_back_every_byte_and_says_how(store: Store, root: Digest, f
 
 
 def test_children_arrive_before_their_parents(store: Store, root: Digest, far: Store) -> None:
+    """F-122."""
     created: list[str] = []
     faulty = FaultyBackend(far.backend)
     faulty.before("create", created.append)
@@ -123,7 +125,7 @@ def test_a_pull_never_hands_out_bad_bytes(store: Store, root: Digest, far: Store
 
 
 def test_a_save_over_damaged_bytes_heals_them(disk_store: Store) -> None:
-    """B066, local store: a fresh process finds the name and does not believe it."""
+    """F-121. B066, local store: a fresh process finds the name and does not believe it."""
     first = commit_state(disk_store, "main", states(), 1)
     folder = Path(disk_store.url.removeprefix("file://"))
     path = folder / max(disk_store.closure(first).objects)

@@ -141,3 +141,9 @@ def test_a_damaged_file_of_a_tree_is_never_written_out(disk_store: Store, tokeni
     with pytest.raises(CorruptError, match=r"chat_template\.jinja"):
         ckptstore.open(disk_store.url).get_tree(digest, tmp_path / "out")
     assert not (tmp_path / "out" / "chat_template.jinja").exists()
+
+
+def test_a_file_name_that_is_no_text_is_refused_by_name(store: Store, tokenizer: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tokenizer) + b"/odd-\xff")).write_text("x")
+    with pytest.raises(RefusedError, match="odd-"):
+        store.put_tree(tokenizer)

@@ -226,6 +226,7 @@ def test_load_and_pull_refuse_what_verify_finds(damaged: tuple[Path, Digest], ki
 
 
 def test_a_torn_restore_says_what_was_overwritten_and_stops_the_run(damaged: tuple[Path, Digest]) -> None:
+    """F-147."""
     folder, root = damaged
     store = ckptstore.open(folder)
     view = store.closure(root).shards[0]
@@ -244,6 +245,7 @@ def test_a_torn_restore_says_what_was_overwritten_and_stops_the_run(damaged: tup
 
 
 def test_an_atomic_restore_leaves_the_live_state_untouched(damaged: tuple[Path, Digest]) -> None:
+    """F-148."""
     folder, root = damaged
     store = ckptstore.open(folder)
     pack = store.closure(root).shards[0].packs[("weight",)][0]
@@ -258,6 +260,7 @@ def test_an_atomic_restore_leaves_the_live_state_untouched(damaged: tuple[Path, 
 
 
 def test_ancestors_are_present_retired_or_missing(store: Store) -> None:
+    """F-134."""
     state = ckptstore.TrainingState(model=nn.Linear(20, 20))
     roots = []
     for step in (1, 2, 3):
