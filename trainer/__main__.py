@@ -108,7 +108,7 @@ def _prepared_options(parser: argparse.ArgumentParser) -> None:
 
 def _lifecycle(options: argparse.Namespace) -> int:
     from trainer.experiment import run_experiment
-    from trainer.lifecycle import Settings
+    from trainer.record import Settings
 
     settings = Settings(
         out=fresh_folder(options.out),

@@ -15,8 +15,8 @@ from ckptstore.errors import CorruptError
 from ckptstore.evidence import ArchiveInfo
 from ckptstore.format.keys import object_key
 from trainer.events import utc_now
-from trainer.lifecycle import Record
 from trainer.page import render
+from trainer.record import Record
 
 ARCHIVE = "evidence.tar"
 

@@ -13,6 +13,9 @@ from trainer.group import LaunchedGroup
 from trainer.hosts import STORE
 from trainer.orders import Save
 
+OPERATOR, REFERENCE = "operator", "reference"
+"""Names of the two stores of a run: everybody's, and the one of the run without a loss."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moved:
@@ -61,7 +64,7 @@ def commit_by_way_of_hosts(group: LaunchedGroup, operator: Store, ref: str, step
             Moved(
                 receipt.index,
                 host.name,
-                "operator",
+                OPERATOR,
                 done.sent_bytes,
                 done.present_keys,
                 done.receipt.bytes_read,
@@ -70,17 +73,17 @@ def commit_by_way_of_hosts(group: LaunchedGroup, operator: Store, ref: str, step
         )
     root = operator.commit(attempt, receipts)
     times = tuple(event["ms"] for event in saved)
-    return _committed(group, operator, "operator", step, root, tuple(moved), times, began)
+    return _committed(group, operator, OPERATOR, step, root, tuple(moved), times, began)
 
 
-def commit_at(group: LaunchedGroup, store: Store, path: Path, ref: str, step: int) -> Committed:
-    """Workers save to one store, at ``path``, that all of them reach; committed there. Errors as above."""
+def commit_reference(group: LaunchedGroup, store: Store, path: Path, ref: str, step: int) -> Committed:
+    """Workers save to the reference's store, at ``path``, which all of them reach; committed there. Errors as above."""
     began = time.monotonic()
     attempt = store.begin(ref)
     saved = group.tell(Save(str(attempt), step, str(path)))
     receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
     root = store.commit(attempt, receipts)
-    return _committed(group, store, path.name, step, root, (), tuple(event["ms"] for event in saved), began)
+    return _committed(group, store, REFERENCE, step, root, (), tuple(event["ms"] for event in saved), began)
 
 
 def _committed(
@@ -95,7 +98,7 @@ def _committed(
 ) -> Committed:
     report = store.verify(root)
     require(f"findings in the closure of {root.short} in the {name} store", [], [str(f) for f in report.findings])
-    store.add_receipt(ckptstore.readback_receipt(store, report))
+    store.add_receipt(report.receipt(store.url))
     checkpoint = store.checkpoint(root)
     return Committed(
         step=step,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ckptstore import Digest, Store
 from trainer.expect import require, unexpected
-from trainer.group import Ended, Ending, LaunchedGroup, Said, Silent
+from trainer.group import Ended, LaunchedGroup, Said, Silent
+from trainer.launch import Ending
 from trainer.orders import Hold, Train
 from trainer.plan import STOP, Drill
 

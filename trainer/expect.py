@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ckptstore.errors import RefusedError
 
+KEPT = "everything is kept for inspection"
+
 
 class NotAsPlannedError(RefusedError):
     """Something went otherwise than planned. Everything that the run made is kept."""
@@ -17,6 +19,6 @@ def require(what: str, expected: object, seen: object) -> None:
         raise unexpected(what, expected, seen)
 
 
-def unexpected(what: str, expected: object, seen: object) -> NotAsPlannedError:
+def unexpected(what: str, expected: object, seen: object, hint: str = KEPT) -> NotAsPlannedError:
     """The error for ``what``, to be raised."""
-    return NotAsPlannedError(what, f"expected {expected}, seen {seen}", "everything is kept for inspection")
+    return NotAsPlannedError(what, f"expected {expected}, seen {seen}", hint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,8 +13,9 @@ from trainer import report as reporting
 from trainer.archive import ARCHIVE, pack_run, store_archive
 from trainer.expect import NotAsPlannedError, unexpected
 from trainer.journal import Journal
-from trainer.lifecycle import Lifecycle, Record, Settings
+from trainer.lifecycle import Lifecycle
 from trainer.page import render
+from trainer.record import Record, Settings
 
 
 def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
@@ -35,7 +38,10 @@ def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
         return report
     except BaseException as error:
         lifecycle.collect_events()
-        journal.note("failed", type=type(error).__name__, message=str(error))
+        lifecycle.unseal()
+        failure = {"type": type(error).__name__, "message": str(error), "phases": reporting.plain(journal.spans)}
+        journal.note("failed", **failure)
+        (settings.out / "failure.json").write_text(json.dumps(failure, indent=1) + "\n")
         if isinstance(error, NotAsPlannedError):
             journal.say("NOT AS PLANNED")
         journal.say(f"hosts, stores, events and error output are kept in {settings.out}")
@@ -45,7 +51,7 @@ def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
 
 
 def _report(record: Record, settings: Settings, journal: Journal, lifecycle: Lifecycle) -> dict[str, Any]:
-    report = reporting.make_report(record, settings, journal)
+    report = reporting.make_report(record, journal)
     events, target = settings.out / "events", settings.out / "archive" / ARCHIVE
     info = pack_run(record, report, lifecycle.operator, events, target)
     stored = store_archive(info, lifecycle.operator)
@@ -61,7 +67,7 @@ def _closing_words(report: dict[str, Any], settings: Settings, record: Record, j
     early, middle, last = map(str, plan.commits)
     evaluation, lost = report["evaluation"], report["loss_of_host"]
     store = shlex.quote(settings.operator or str(_near(out / "operator")))
-    archive = report["archive"]
+    archive, ckpt = report["archive"], _command()
     lines = [
         "",
         *journal.timeline(),
@@ -78,13 +84,21 @@ def _closing_words(report: dict[str, Any], settings: Settings, record: Record, j
         f"                   SHA-256 {archive['sha256']}",
         "",
         "next, for instance:",
-        f"  ckpt --store {store} log {record.ref}",
-        f"  ckpt --store {store} verify {record.ref}",
-        f"  ckpt --store {store} diff {_prefix(roots[early]['root'])} {_prefix(roots[middle]['recovered'])}",
-        f"  ckpt evidence verify {shlex.quote(str(_near(out / 'archive' / ARCHIVE)))}",
+        f"  {ckpt} --store {store} log {record.ref}",
+        f"  {ckpt} --store {store} verify {record.ref}",
+        f"  {ckpt} --store {store} diff {_prefix(roots[early]['root'])} {_prefix(roots[middle]['recovered'])}",
+        f"  {ckpt} evidence verify {shlex.quote(str(_near(out / 'archive' / ARCHIVE)))}",
     ]
     for line in lines:
         print(line, file=journal.stream, flush=True)
+
+
+def _command() -> str:
+    """How the reader can call ``ckpt``: by its name, or by its path beside this interpreter."""
+    beside = Path(sys.executable).with_name("ckpt")
+    if shutil.which("ckpt") is None and beside.exists():
+        return shlex.quote(str(_near(beside)))
+    return "ckpt"
 
 
 def _near(path: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import ckptstore
 from ckptstore import Digest, Store
 from trainer.events import Event
 
@@ -53,8 +52,10 @@ def first_difference(expected: Mapping[int, Fingerprint], actual: Mapping[int, F
 
 def differing_state(left: Store, left_root: Digest, right: Store, right_root: Digest) -> str:
     """Which tensors two checkpoints do not share, those that differ most first, in one line."""
-    found = ckptstore.diff_checkpoints(left, left_root, right, right_root)
+    found = left.diff(left_root, right_root, right)
     changed = [change for change in found.tensors if change.comparison is not None]
     changed.sort(key=lambda change: change.comparison.max_abs if change.comparison else 0.0, reverse=True)
-    named = "; ".join(str(change) for change in changed[:_NAMED])
-    return f"{found.headline()}{f'; most of all {named}' if named else ''}"
+    if not changed:
+        return found.headline()
+    others = ", ".join(f"{'/'.join(change.role)} {change.path}" for change in changed[1:_NAMED])
+    return f"{found.headline()}; most of all {changed[0]}{f'; then {others}' if others else ''}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,16 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ckptstore import Digest
 from ckptstore.errors import CkptStoreError, MalformedError
-from trainer import numerics, orders
+from trainer import orders
 from trainer.events import HEARTBEAT, Event, make
 from trainer.events import LINE_LIMIT as EVENT_LIMIT
 from trainer.hosts import Host, Process
-from trainer.plan import Plan
-from trainer.staged import SOURCES
-
-ADDRESS = "127.0.0.1"
+from trainer.launch import Ending, Launch, worker_arguments, worker_environment
 
 
 class GroupLostError(CkptStoreError):
@@ -59,27 +54,6 @@ class Silent:
 
 
 Seen = Said | Ended | Silent
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Receipt for a worker's process group: how it ended, and whether every process of it is gone."""
-
-    generation: int
-    shard: int
-    host: str
-    pid: int
-    status: int
-    gone: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What all groups of a run are started with; ``area`` is the run's folder, ``identity`` its prepared identity."""
-
-    plan: Plan
-    identity: Digest
-    area: Path
 
 
 class LaunchedGroup:
@@ -122,8 +96,8 @@ class LaunchedGroup:
         try:
             for shard, host in enumerate(self.hosts):
                 name = f"generation-{generation}-shard-{shard}"
-                argv = _arguments(launch, generation, host, allow)
-                process = Process(host, name, argv, _environment(launch.plan, shard, host))
+                argv = worker_arguments(launch, generation, host, allow)
+                process = Process(host, name, argv, worker_environment(launch.plan, shard, host))
                 self.processes.append(process)
                 threading.Thread(target=self._read, args=(shard, process), name=name, daemon=True).start()
         except BaseException:
@@ -241,6 +215,8 @@ class LaunchedGroup:
                     raise self._lost(shard, self._first_error(shard, event))
                 case Said(shard=shard, event=event) if event.name == name and shard in shards:
                     found[shard] = event
+                case Ended(shard=shard, status=0) if shard in found and name == orders.DONE[orders.Close]:
+                    continue  # it left before another one did
                 case Ended(shard=shard, status=status):
                     raise self._lost(shard, _how(status))
                 case Silent(shard=shard, missed=missed):
@@ -304,37 +280,6 @@ class LaunchedGroup:
         self.ended = time.monotonic()
         self.endings = tuple(found)
         return self.endings
-
-
-def _arguments(launch: Launch, generation: int, host: Host, allow: Sequence[Path]) -> list[str]:
-    allowed = [argument for path in allow for argument in ("--allow", str(path))]
-    return [
-        # -P: the code comes from the staged sources, and never from the folder that the worker happens to be in.
-        *("-P", "-m", "trainer", "worker", "--host", str(host.directory), "--identity", str(launch.identity)),
-        *("--generation", str(generation), "--area", str(launch.area), *allowed),
-        *("--heartbeat", str(launch.plan.timeouts.heartbeat), "--pipe", "{pipe}"),
-    ]
-
-
-def _environment(plan: Plan, rank: int, host: Host) -> dict[str, str]:
-    """The caller's variables, without what would change the arithmetic, and with what decides it."""
-    decides = {name for profile in numerics.PROFILES.values() for name in profile}
-    inherited = {name: value for name, value in os.environ.items() if name not in decides}
-    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    return {
-        **inherited,
-        **numerics.env_for(plan.numerics.kernels),
-        **({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}),
-        "PYTHONPATH": str(host.directory / SOURCES),
-        "PYTHONDONTWRITEBYTECODE": "1",  # the staged sources stay as they were frozen
-        "PYTHONUNBUFFERED": "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(len(plan.owners)),
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": ADDRESS,
-        "MASTER_PORT": "0",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
 
 
 def _how(status: int) -> str:

@@ -9,109 +9,28 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import ckptstore
-from ckptstore import Checkpoint, Digest, Store
-from ckptstore.format import values
-from trainer import fingerprints, numerics, staged
-from trainer.commits import Committed, commit_at, commit_by_way_of_hosts
-from trainer.config import param_table
-from trainer.drill import Loss, lose_host
+from ckptstore import Digest, Store
+from trainer import admission, fingerprints, staged
+from trainer.commits import REFERENCE, Committed, commit_by_way_of_hosts, commit_reference
+from trainer.drill import lose_host
 from trainer.evaluation import Result, require_equal
-from trainer.events import Event
-from trainer.expect import NotAsPlannedError, require, unexpected
+from trainer.expect import KEPT, NotAsPlannedError, require, unexpected
 from trainer.fingerprints import Fingerprint
-from trainer.group import Ending, Launch, LaunchedGroup, Said
-from trainer.hosts import STORE, Cleared, Host, clear
+from trainer.group import LaunchedGroup, Said
+from trainer.hosts import STORE, Host, clear
 from trainer.journal import Journal
+from trainer.launch import Launch
 from trainer.orders import Arm, Evaluate, Flip, Restore, Start, Train
-from trainer.plan import Plan
 from trainer.prepare import choose_compute, prepare
+from trainer.record import GroupRecord, Pulled, Record, Settings
 from trainer.staging import Staging, stage
 from trainer.tokenizer import TEMPLATE
 
 REF = "lifecycle"
-REFERENCE = "reference"
 _SHOWN = 8  # updates between two lines where progress is not shown in place
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the caller decides. ``operator`` is the URL of a store; without one, it is a folder of the run."""
-
-    out: Path
-    profile: str = "demo"
-    operator: str | None = None
-    mode: str = "kill"
-    compute: str | None = None
-    kernels: str = "native"
-    sabotage: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """A shard that a host fetched: bytes that came, bytes that were there and were read again, how far down."""
-
-    host: str
-    shard: int
-    root: Digest
-    received_bytes: int
-    present_keys: int
-    readback_bytes: int
-    method: str
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRecord:
-    """One launched group; times in seconds since the run began, ``update_seconds`` the sum over its updates."""
-
-    generation: int
-    purpose: str
-    hosts: tuple[str, ...]
-    pids: tuple[int, ...]
-    began: float
-    joined: float
-    ended: float
-    update_seconds: float
-    updates: tuple[int, ...]
-    sent_bytes: int
-    peak_rss: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Record:
-    """Everything that a run did, as it comes to be known: what the report is made of."""
-
-    plan: Plan
-    identity: Digest
-    trees: Mapping[str, Digest]
-    ref: str
-    operator_url: str
-    committed: list[Committed] = field(default_factory=list)
-    stagings: list[Staging] = field(default_factory=list)
-    pulled: list[Pulled] = field(default_factory=list)
-    groups: list[GroupRecord] = field(default_factory=list)
-    ownership: list[dict[str, Any]] = field(default_factory=list)
-    binding: Mapping[str, numerics.Plain] = field(default_factory=dict)
-    empty_listing: list[str] | None = None
-    loss: Loss | None = None
-    reference: dict[int, Fingerprint] = field(default_factory=dict)
-    replay: dict[int, Fingerprint] = field(default_factory=dict)
-    continued: dict[int, Fingerprint] = field(default_factory=dict)
-    results: dict[int, Result] = field(default_factory=dict)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    sabotaged: dict[str, Any] | None = None
-    endings: list[Ending] = field(default_factory=list)
-    cleared: list[Cleared] = field(default_factory=list)
-    torch_imported: bool = False
-
-    def root(self, step: int, store: str = "operator") -> Committed:
-        """The checkpoint committed after ``step`` updates in a store."""
-        return next(one for one in self.committed if (one.step, one.store) == (step, store))
 
 
 class Lifecycle:
@@ -122,6 +41,7 @@ class Lifecycle:
         self.hosts: dict[str, Host] = {}
         self.members: list[Host] = []
         self._generation = 0
+        self._sealed: Path | None = None
 
     def run(self) -> Record:
         """All phases up to the evaluation, and the receipts for what was removed.
@@ -187,18 +107,16 @@ class Lifecycle:
 
     def train_reference(self, early: int, middle: int) -> None:
         """The original group: commit for everybody in between, then on without a loss, into a store out of reach."""
-        plan, record = self.plan, self.record
-        path = self.settings.out / REFERENCE
+        record, path = self.record, self.settings.out / REFERENCE
         reference = ckptstore.open(path, create=True)
         with self._group("uninterrupted reference", allow=(path,)) as group:
             self._join(group, None)
-            self._check_ownership(group)
             group.tell(Start())
             group.tell(Train(1, early))
             first = self._keep(commit_by_way_of_hosts(group, self.operator, self.ref, early))
             ckptstore.push(self.operator, reference, first.root, ref=self.ref)
             group.tell(Train(early + 1, middle))
-            self._keep(commit_at(group, reference, path, self.ref, middle), announce=False)
+            self._keep(commit_reference(group, reference, path, self.ref, middle), announce=False)
             record.reference = self._fingerprints(group)
             self._close(group)
         require("updates of the reference", list(range(1, middle + 1)), sorted(record.reference))
@@ -206,7 +124,7 @@ class Lifecycle:
         self._sealed = self.settings.out / f".sealed-{secrets.token_hex(8)}"
         path.rename(self._sealed)
         self._sealed.chmod(0)
-        self.journal.note("sealed", f"reference of update {plan.commits[1]} is out of reach", step=middle)
+        self.journal.note("sealed", f"reference of update {middle} is out of reach", step=middle)
 
     def drill(self, early: int, middle: int) -> None:
         """A fresh group restores the commit and loses a host; its survivor is aborted and nothing new exists."""
@@ -327,6 +245,13 @@ class Lifecycle:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(source.read_bytes())
 
+    def unseal(self) -> None:
+        """Give the reference's store its name back: when both roots are known, or nothing runs any more."""
+        if self._sealed is not None:
+            self._sealed.chmod(0o755)
+            self._sealed.rename(self.settings.out / REFERENCE)
+            self._sealed = None
+
     # -- steps of phases ----------------------------------------------------------------------------------------------
 
     def _new_host(self, index: int, *, with_store: bool = True) -> Host:
@@ -347,7 +272,7 @@ class Lifecycle:
             "staged", text, host=host.name, shard=shard, attempt=attempt, refused=done.refused, bytes=done.bytes
         )
         if done.refused and not forget:
-            raise NotAsPlannedError(f"staging of {host.name}", done.refused, "everything is kept for inspection")
+            raise NotAsPlannedError(f"staging of {host.name}", done.refused, KEPT)
         return done
 
     def _pull(self, host: Host, shard: int, root: Digest) -> None:
@@ -366,42 +291,13 @@ class Lifecycle:
         return LaunchedGroup(self.launch, self._generation, purpose, self.members, allow=allow, listen=self._listen)
 
     def _join(self, group: LaunchedGroup, root: Digest | None) -> None:
-        """Let the workers meet, and compare what they measured before any of them makes an update."""
+        """Let the workers meet, and compare what they have and measured before any of them makes an update."""
         joined = group.join()
         self._joined = time.monotonic()
-        bindings: list[Mapping[str, numerics.Plain]] = [event["binding"] for event in joined]
-        checks = [("shard 0", bindings[0], f"shard {i}", binding) for i, binding in enumerate(bindings[1:], 1)]
-        if root is not None:
-            stored = _binding(self.operator.checkpoint(root))
-            checks += [(f"checkpoint {root.short}", stored, f"shard {i}", one) for i, one in enumerate(bindings)]
-        for left, expected, right, actual in checks:
-            wrong = [d for d in numerics.compare(expected, actual) if d.refuse]
-            if wrong:
-                texts = "; ".join(f"{d.field} is {d.actual}, expected {d.expected}" for d in wrong)
-                raise unexpected(f"numerical binding of {right}", f"that of {left}", texts)
-        self.record.binding = bindings[0]
-        self.journal.note("canaries", generation=group.generation, canary=_canary(bindings[0]))
-
-    def _check_ownership(self, group: LaunchedGroup) -> None:
-        """Every tensor of the model is on exactly one worker, and none has them all."""
-        joined = sorted(group.events("joined"), key=lambda event: event["shard"])
-        held = [name for event in joined for name in event["tensors"]]
-        table = [name for name, _ in param_table(self.plan.config)]
-        require("tensors that workers hold", sorted(table), sorted(held))
-        require("parameters by worker", [one.parameters for one in self.plan.owners], [e["parameters"] for e in joined])
-        self.record.ownership = [
-            {
-                "shard": owner.index,
-                "first_layer": owner.first,
-                "last_layer": owner.last - 1,
-                "head": owner.head,
-                "tensors": len(owner.tensors),
-                "parameters": owner.parameters,
-                "stored_bytes": owner.stored_bytes,
-                "training_bytes": owner.training_bytes,
-            }
-            for owner in self.plan.owners
-        ]
+        self.record.ownership = admission.check_ownership(self.plan, joined)
+        stored = None if root is None else self.operator.checkpoint(root)
+        self.record.binding = admission.check_bindings(joined, stored)
+        self.journal.note("admitted", generation=group.generation, canary=admission.canary(self.record.binding))
 
     def _keep(self, committed: Committed, *, announce: bool = True) -> Committed:
         self.record.committed.append(committed)
@@ -436,20 +332,20 @@ class Lifecycle:
         reference = record.root(middle, REFERENCE)
         self.journal.note("roots", f"reference root at {middle}: {reference.root}", reference=str(reference.root))
         self.journal.note("roots", f"recovered root at {middle}: {recovered.root}", recovered=str(recovered.root))
-        self._sealed.chmod(0o755)
-        self._sealed.rename(self.settings.out / REFERENCE)
+        self.unseal()
         expected = {update: record.reference[update] for update in record.replay}
         difference = fingerprints.first_difference(expected, record.replay)
         if difference is None and recovered.root == reference.root:
             self.journal.say(f"equal: root, and losses and norms of {len(record.replay)} updates, bit for bit")
             return
-        where = fingerprints.differing_state(
-            ckptstore.open(self.settings.out / REFERENCE), reference.root, self.operator, recovered.root
-        )
+        kept = ckptstore.open(self.settings.out / REFERENCE)
+        where = fingerprints.differing_state(kept, reference.root, self.operator, recovered.root)
         raise unexpected(
             f"replay to update {middle}",
             f"root {reference.root}",
             f"root {recovered.root}; {difference or 'losses and norms are equal'}; {where}",
+            f"ckpt --store {kept.url} diff {reference.root.short} {recovered.root.short} --other {self.operator.url} "
+            "lists all",
         )
 
     def _close(self, group: LaunchedGroup) -> None:
@@ -478,7 +374,7 @@ class Lifecycle:
 
     def _listen(self, group: LaunchedGroup, said: Said) -> None:
         """Show how training goes; worker's events stay in their own files."""
-        event: Event = said.event
+        event = said.event
         if event.name == "update" and said.shard == 0:
             number = event["update"]
             text = f"group {group.generation}: update {number}, loss {event['loss']:.5f}, norm {event['norm']:.5f}"
@@ -492,12 +388,3 @@ def _free_ref(store: Store) -> str:
         number += 1
         name = f"{REF}-{number}"
     return name
-
-
-def _binding(checkpoint: Checkpoint) -> Mapping[str, numerics.Plain]:
-    found: Any = values.from_json(checkpoint.binding, "binding")
-    return dict(found)
-
-
-def _canary(binding: Mapping[str, numerics.Plain]) -> dict[str, numerics.Plain]:
-    return {name: value for name, value in binding.items() if name.startswith("canary.")}

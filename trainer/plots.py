@@ -8,7 +8,8 @@ from html import escape
 from math import floor, log10
 
 WIDTH, HEIGHT = 760, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 14, 34
+_NODE = 68  # half of a node's width
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +108,21 @@ def lineage(title: str, nodes: Sequence[Node], edges: Sequence[tuple[int, int, s
     """Checkpoints from left to right; an edge goes from node to node, with a note."""
     rows = 1 + max(node.row for node in nodes)
     height = 40 + 84 * rows
-    across = (WIDTH - 190) / max(1, max(node.column for node in nodes))
-    places = [(90 + node.column * across, 40 + node.row * 84) for node in nodes]
+    across = (WIDTH - 2 * _NODE - 4) / max(1, max(node.column for node in nodes))
+    places = [(_NODE + 2 + node.column * across, 40 + node.row * 84) for node in nodes]
     parts = []
     for start, end, note in edges:
         (x1, y1), (x2, y2) = places[start], places[end]
-        parts.append(f'<line class="edge" x1="{x1 + 74:.1f}" y1="{y1}" x2="{x2 - 74:.1f}" y2="{y2}"/>')
-        parts.append(
-            f'<text class="note middle" x="{(x1 + x2) / 2:.1f}" y="{(y1 + y2) / 2 - 8:.1f}">{escape(note)}</text>'
-        )
+        parts.append(f'<line class="edge" x1="{x1 + _NODE:.1f}" y1="{y1}" x2="{x2 - _NODE:.1f}" y2="{y2}"/>')
+        # Above a level edge; left of one that goes to another branch, below the node that it comes from.
+        level = y1 == y2
+        x, y = (x1 + x2) / 2 - (0 if level else 10), (y1 + y2) / 2 + (-8 if level else 12)
+        style = "note middle" if level else "row"
+        parts.append(f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(note)}</text>')
     for node, (x, y) in zip(nodes, places, strict=True):
-        parts.append(f'<rect class="{node.style}" x="{x - 74:.1f}" y="{y - 24}" width="148" height="48" rx="6"/>')
+        parts.append(
+            f'<rect class="{node.style}" x="{x - _NODE:.1f}" y="{y - 24}" width="{2 * _NODE}" height="48" rx="6"/>'
+        )
         parts.append(f'<text class="name middle" x="{x:.1f}" y="{y - 4}">{escape(node.name)}</text>')
         parts.append(f'<text class="digest middle" x="{x:.1f}" y="{y + 14}">{escape(node.title)}</text>')
     return _figure(title, height, parts, [])
@@ -151,7 +156,7 @@ def _frame(x_axis: _Axis, y_axis: _Axis, x_name: str, y_name: str) -> list[str]:
     for tick in y_axis.ticks():
         at = y_axis.at(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{WIDTH - _RIGHT}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="row" x="{_LEFT - 6}" y="{at + 4:.1f}">{tick:,g}</text>')
+        parts.append(f'<text class="row" x="{_LEFT - 6}" y="{at + 4:.1f}">{tick:,.10g}</text>')
     for tick in x_axis.ticks():
         parts.append(f'<text class="tick" x="{x_axis.at(tick):.1f}" y="{HEIGHT - _BOTTOM + 16}">{tick:g}</text>')
     parts.append(f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT - 4}">{escape(x_name)}</text>')

@@ -10,17 +10,17 @@ from typing import Any
 from ckptstore import Digest
 from ckptstore.evidence import ArchiveInfo
 from trainer import statistics
-from trainer.commits import Committed
+from trainer.commits import REFERENCE, Committed
 from trainer.evaluation import Answer, Result
 from trainer.fingerprints import Fingerprint
 from trainer.journal import Journal
-from trainer.lifecycle import REFERENCE, Record, Settings
+from trainer.record import Record
 from trainer.statistics import Comparison
 
 FORMAT = 1
 
 
-def make_report(record: Record, settings: Settings, journal: Journal) -> dict[str, Any]:
+def make_report(record: Record, journal: Journal) -> dict[str, Any]:
     """Everything that a finished run found, without paths, so that two reports can be laid side by side."""
     plan = record.plan
     early, middle, last = plan.commits
@@ -83,7 +83,7 @@ def make_report(record: Record, settings: Settings, journal: Journal) -> dict[st
         "evaluation": _evaluation(record),
         "phases": plain(journal.spans),
         "cleanup": {"processes": plain(record.endings), "folders": [_without_path(one) for one in record.cleared]},
-        "cost": "runs on one machine that is there anyway: no money was spent that could be counted",
+        "cost": "one local machine, nothing was rented",
     }
 
 

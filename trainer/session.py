@@ -82,6 +82,10 @@ class Session:
             binding=self.binding,
             parameters=sum(prod(shape) for _, shape in held),
             tensors=[name for name, _ in held],
+            staged_sources=all(
+                Path(module.__file__ or "").resolve().is_relative_to((host / staged.SOURCES).resolve())
+                for module in (ckptstore, staged)
+            ),
         )
 
     def carry_out(self, order: Order) -> None:
@@ -237,7 +241,7 @@ class Session:
         os._exit(HOLD_EXPIRED)
 
 
-def host_rendezvous(address: str, world: int, timeout: float) -> dist.Store:
+def host_rendezvous(address: str, world: int, timeout: float) -> dist.Store:  # type: ignore[name-defined]
     """A store for the group to meet at, on a free port that the system chose; it has to live as long as the group."""
     return dist.TCPStore(  # type: ignore[attr-defined]
         address, 0, world, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
