@@ -20,7 +20,8 @@ LIVE = tuple(f"ckptstore.{name}" for name in ("binding", "capture", "restore", "
 # Heavy third-party modules, and the only rooms that may import each (a module, or a package with all below it).
 OWNERS: dict[str, tuple[str, ...]] = {
     "torch": (*LIVE, "trainer"),
-    "numpy": ("ckptstore.diff.numeric", *LIVE, "trainer.session"),  # seeds the generators that a checkpoint holds
+    # The worker seeds all the generators that a checkpoint holds.
+    "numpy": ("ckptstore.diff.numeric", *LIVE, "trainer.workers.session"),
     "sqlalchemy": ("ckptstore.catalogue",),
     "click": ("cli",),
     "rich": ("cli",),

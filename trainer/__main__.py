@@ -94,9 +94,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prepared_options(parser: argparse.ArgumentParser) -> None:
-    from trainer.numerics import PROFILES as KERNELS
-    from trainer.plan import COMPUTE, KILL, STOP
-    from trainer.planning import PROFILES
+    from trainer.compute.numerics import PROFILES as KERNELS
+    from trainer.preparation.plan import COMPUTE, KILL, STOP
+    from trainer.preparation.planning import PROFILES
 
     parser.add_argument("--profile", choices=sorted(PROFILES), default="demo", help="what is trained (default: demo)")
     parser.add_argument("--mode", choices=(KILL, STOP), default=KILL, help="how the host is lost (default: kill)")
@@ -107,8 +107,8 @@ def _prepared_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _lifecycle(options: argparse.Namespace) -> int:
-    from trainer.experiment import run_experiment
-    from trainer.record import Settings
+    from trainer.lifecycle.experiment import run_experiment
+    from trainer.lifecycle.record import Settings
 
     settings = Settings(
         out=fresh_folder(options.out),
@@ -125,7 +125,7 @@ def _lifecycle(options: argparse.Namespace) -> int:
 
 def _prepare(options: argparse.Namespace) -> int:
     import ckptstore
-    from trainer.prepare import choose_compute, prepare
+    from trainer.preparation.prepare import choose_compute, prepare
 
     compute = options.compute or choose_compute(options.kernels)
     made = prepare(options.profile, options.out, compute=compute, kernels=options.kernels, mode=options.mode)
@@ -140,7 +140,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 def _worker(options: argparse.Namespace) -> NoReturn:
     from ckptstore import Digest
-    from trainer import worker
+    from trainer.workers import worker
 
     source = options.orders.open("rb") if options.orders else sys.stdin.buffer
     worker.run(

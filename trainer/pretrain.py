@@ -20,18 +20,20 @@ from ckptstore.errors import CkptStoreError, MismatchError
 from ckptstore.format import canonical
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
-from trainer import cohorts, conversations, families, numerics, planning, prepare, tokenizer, weights
-from trainer.batch import Batch
-from trainer.cohorts import CONVERSATION, Cohorts, Document
-from trainer.config import Recipe, partition
-from trainer.draws import Draws
-from trainer.inputs import padded
-from trainer.planning import Profile
-from trainer.tokenizer import ByteTokenizer
+from trainer.compute import numerics, weights
+from trainer.compute.batch import Batch
+from trainer.compute.config import Recipe, partition
+from trainer.data import cohorts, conversations, families, tokenizer
+from trainer.data.cohorts import CONVERSATION, Cohorts, Document
+from trainer.data.draws import Draws
+from trainer.data.tokenizer import ByteTokenizer
+from trainer.preparation import planning, prepare
+from trainer.preparation.inputs import padded
+from trainer.preparation.planning import Profile
 
 if TYPE_CHECKING:
-    from trainer.model import Shard
-    from trainer.transport import Group
+    from trainer.compute.model import Shard
+    from trainer.compute.transport import Group
 
 SEED = "demo start 1"
 NUMERICS = "portable"  # the kernels that most CPUs have in common
@@ -101,9 +103,9 @@ def pretrain() -> tuple[bytes, dict[str, Json]]:
     """(bytes of the weights file, what is recorded beside it). Takes minutes; progress goes to stderr."""
     import torch
 
-    from trainer.model import Shard, initialise
-    from trainer.step import Step, build_optimizer
-    from trainer.transport import local_groups
+    from trainer.compute.model import Shard, initialise
+    from trainer.compute.step import Step, build_optimizer
+    from trainer.compute.transport import local_groups
 
     numerics.apply(threads=1, profile=NUMERICS)
     profile = planning.profile("demo")
@@ -143,7 +145,7 @@ def _measure(
     shard: Shard, group: Group, rendered: ByteTokenizer, documents: Sequence[Document], profile: Profile
 ) -> dict[str, Json]:
     """Mean loss in nats a document, and for tasks the right answers among those that are generated."""
-    from trainer import generate
+    from trainer.compute import generate
 
     scored = [
         generate.Document(rendered.document(one.turns).ids, len(rendered.prompt(one.turns[:-1]))) for one in documents

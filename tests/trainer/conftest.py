@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer import numerics
-from trainer.batch import Batch, Microbatch
-from trainer.config import Config, Recipe, partition
-from trainer.model import Shard, initialise
-from trainer.step import Step, UpdateResult, build_optimizer
-from trainer.transport import LocalGroup, local_groups
+from trainer.compute import numerics
+from trainer.compute.batch import Batch, Microbatch
+from trainer.compute.config import Config, Recipe, partition
+from trainer.compute.model import Shard, initialise
+from trainer.compute.step import Step, UpdateResult, build_optimizer
+from trainer.compute.transport import LocalGroup, local_groups
 
 T = TypeVar("T")
 

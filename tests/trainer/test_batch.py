@@ -8,7 +8,7 @@ from math import inf, nan
 import pytest
 
 from ckptstore.errors import UsageError
-from trainer.batch import Batch, Microbatch
+from trainer.compute.batch import Batch, Microbatch
 
 GOOD = Microbatch(((1, 2, 3), (4, 5, 0)), ((0.0, 0.5, 1.0), (0.0, 1.0, 0.0)))
 

@@ -10,9 +10,9 @@ import pytest
 
 from ckptstore.errors import MalformedError, RefusedError
 from tests.support.demo import demo_cohorts
-from trainer import cohorts, conversations
-from trainer.cohorts import Counts, Document
-from trainer.families import FAMILIES, check
+from trainer.data import cohorts, conversations
+from trainer.data.cohorts import Counts, Document
+from trainer.data.families import FAMILIES, check
 
 
 def test_the_counts_are_those_of_the_experiment() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.errors import UsageError
-from trainer.config import DEFAULT_CUTS, PRESETS, Config, Recipe, param_table, partition
+from trainer.compute.config import DEFAULT_CUTS, PRESETS, Config, Recipe, param_table, partition
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,7 @@ def test_recipes_that_cannot_be_followed_are_refused(wrong: dict[str, float]) ->
 
 
 def test_the_controllers_modules_never_import_torch() -> None:
-    modules = "trainer.config, trainer.batch, trainer.schedule, trainer.errors, trainer.numerics"
-    code = f"import sys, {modules}; trainer.numerics.env_for('native'); sys.exit('torch' in sys.modules)"
+    names = ("config", "batch", "schedule", "numerics")
+    modules = ", ".join(["trainer.errors", *(f"trainer.compute.{name}" for name in names)])
+    code = f"import sys, {modules}; trainer.compute.numerics.env_for('native'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptError, MalformedError
 from ckptstore.format.digest import Digest
-from trainer import conversations
-from trainer.conversations import Conversation, by_opening, distinct
+from trainer.data import conversations
+from trainer.data.conversations import Conversation, by_opening, distinct
 
 
 def test_the_package_has_2026_conversations_and_899_are_distinct() -> None:

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.draws import Draws
+from trainer.data.draws import Draws
 
 A, B = 415, 434
 FIRST = [5, 8, 2, 3, 9, 4, 8, 1]

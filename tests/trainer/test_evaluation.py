@@ -9,9 +9,9 @@ import pytest
 
 from ckptstore.errors import CorruptError, MalformedError, NotFoundError
 from tests.support.demo import demo_inputs, demo_plan
-from trainer import evaluation
-from trainer.evaluation import Result
-from trainer.tokenizer import EOS
+from trainer.data.tokenizer import EOS
+from trainer.scoring import evaluation
+from trainer.scoring.evaluation import Result
 
 SCORED = evaluation.scored_documents(demo_plan())
 ASKED = evaluation.asked_documents(demo_plan())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ckptstore.errors import MalformedError
-from trainer import events
-from trainer.events import Emitter, Event, Heartbeat
+from trainer.workers import events
+from trainer.workers.events import Emitter, Event, Heartbeat
 
 
 def test_an_event_survives_its_line(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptstore.errors import MalformedError
-from trainer.draws import Draws
-from trainer.families import EASY, FAMILIES, HARD, Difficulty, check, make, solve
+from trainer.data.draws import Draws
+from trainer.data.families import EASY, FAMILIES, HARD, Difficulty, check, make, solve
 
 EXAMPLES = {
     '{"task":"lookup","data":{"red":41,"teal":77,"lime":12},"key":"teal"}': 77,

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 from ckptstore.errors import UsageError
-from trainer.config import partition
+from trainer.compute.config import partition
+from trainer.compute.generate import Document, Generation, greedy, response_losses
+from trainer.compute.model import Shard
+from trainer.compute.transport import LocalGroup, local_groups
 from trainer.errors import NotFiniteError, ProtocolError
-from trainer.generate import Document, Generation, greedy, response_losses
-from trainer.model import Shard
-from trainer.transport import LocalGroup, local_groups
 
 DOCUMENTS = [Document(tuple((3 + 5 * i + 7 * t + t * t) % 90 for t in range(9 + 3 * i)), 4 + i) for i in range(5)]
 PROMPTS = [document.ids[: document.start] for document in DOCUMENTS]

@@ -16,15 +16,15 @@ import pytest
 import ckptstore
 from ckptstore import Digest, Store
 from ckptstore.errors import RefusedError
-from trainer import prepare
-from trainer.commits import commit_by_way_of_hosts
-from trainer.drill import Loss, lose_host
-from trainer.expect import NotAsPlannedError
-from trainer.group import GroupLostError, LaunchedGroup
-from trainer.hosts import Host, clear
-from trainer.launch import Launch
-from trainer.orders import Start, Train
-from trainer.plan import STOP, Plan, Timeouts
+from trainer.lifecycle.commits import commit_by_way_of_hosts
+from trainer.lifecycle.drill import Loss, lose_host
+from trainer.lifecycle.expect import NotAsPlannedError
+from trainer.preparation import prepare
+from trainer.preparation.plan import STOP, Plan, Timeouts
+from trainer.workers.group import GroupLostError, LaunchedGroup
+from trainer.workers.hosts import Host, clear
+from trainer.workers.launch import Launch
+from trainer.workers.orders import Start, Train
 
 STAND_IN = Path(__file__).with_name("standin.py")
 ROOT = Digest.of(b"the root before the loss")

@@ -20,10 +20,10 @@ import pytest
 import ckptstore
 from ckptstore import Digest, Store, evidence
 from ckptstore.errors import UsageError
-from trainer import events
 from trainer.__main__ import fresh_folder
-from trainer.expect import NotAsPlannedError
-from trainer.page import render
+from trainer.lifecycle.expect import NotAsPlannedError
+from trainer.lifecycle.page import render
+from trainer.workers import events
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -246,7 +246,7 @@ def test_the_evidence_stands_alone_and_was_read_back_from_the_store(finished: Ru
     assert {"report.json", "report.html", "roots.json", "events/controller.jsonl", "evaluations/64.json"} <= paths
     assert "events/host-1/generation-2-shard-1.jsonl" in paths
     assert any(path.endswith("/plan.json") for path in paths)
-    assert any(path.endswith("/trainer/step.py") for path in paths)
+    assert any(path.endswith("/trainer/compute/step.py") for path in paths)
     assert any(path.endswith("/tokenizer/chat_template.jinja") for path in paths)
     for root in roots(finished.report):
         hexes = root.removeprefix("b3:")
@@ -388,9 +388,10 @@ def test_any_launcher_that_sets_the_environment_can_start_workers(tmp_path: Path
     """Two workers as `torchrun --rdzv-backend=static` would start them: orders from a file, a port that is known."""
     import socket
 
-    from trainer import orders, prepare
-    from trainer.numerics import env_for
-    from trainer.worker import events_path
+    from trainer.compute.numerics import env_for
+    from trainer.preparation import prepare
+    from trainer.workers import orders
+    from trainer.workers.worker import events_path
 
     prepared = prepare.prepare("demo", tmp_path / "host", compute="float32")
     lines = [orders.Start(), orders.Train(1, 2), orders.Close()]

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from ckptstore.errors import UsageError
-from trainer.config import DEFAULT_CUTS, PRESETS, Config, param_table, partition
-from trainer.model import Places, Shard, initialise
+from trainer.compute.config import DEFAULT_CUTS, PRESETS, Config, param_table, partition
+from trainer.compute.model import Places, Shard, initialise
 
 CFG = Config(vocab=50, hidden=32, intermediate=48, layers=3, heads=4, kv_heads=2)
 

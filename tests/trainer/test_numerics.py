@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from ckptstore.errors import UsageError
-from trainer import numerics
+from trainer.compute import numerics
+from trainer.compute.numerics import Difference, binding, canary, compare, env_for
 from trainer.errors import NumericsError
-from trainer.numerics import Difference, binding, canary, compare, env_for
 
 ROOT = Path(__file__).parents[2]
 
 
 def canary_elsewhere(variables: dict[str, str], threads: int = 1) -> dict[str, str]:
     """The canary of a process that was started with these variables."""
-    code = f"from trainer import numerics as n; import json; n.apply(threads={threads}); print(json.dumps(n.canary()))"
+    imports = "import json; from trainer.compute.numerics import apply, canary"
+    code = f"{imports}; apply(threads={threads}); print(json.dumps(canary()))"
     clean = {k: v for k, v in os.environ.items() if k not in numerics._VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", code], env=clean | variables, cwd=ROOT, check=True, capture_output=True, text=True

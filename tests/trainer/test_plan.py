@@ -16,8 +16,8 @@ import pytest
 from ckptstore.errors import MalformedError, NotFoundError
 from ckptstore.format import canonical
 from tests.support.demo import demo_cohorts, demo_inputs, demo_plan, demo_tokenizer
-from trainer.plan import Plan, Update
-from trainer.tokenizer import PAD
+from trainer.data.tokenizer import PAD
+from trainer.preparation.plan import Plan, Update
 
 
 def test_a_plan_comes_back_from_its_bytes() -> None:
@@ -165,7 +165,9 @@ def test_an_update_outside_the_plan_is_named(number: int) -> None:
 
 def test_the_controller_needs_no_torch() -> None:
     script = (
-        "import sys, trainer.prepare, trainer.inputs, trainer.evaluation, trainer.statistics, trainer.staged\n"
+        "import sys\n"
+        "from trainer.preparation import inputs, prepare, staged\n"
+        "from trainer.scoring import evaluation, statistics\n"
         "print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

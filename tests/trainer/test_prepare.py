@@ -14,9 +14,11 @@ import pytest
 
 from ckptstore.errors import CorruptError, RefusedError, UsageError
 from ckptstore.format.digest import Digest
-from trainer import inputs, prepare, tokenizer, weights
-from trainer.cohorts import read
-from trainer.prepare import Prepared
+from trainer.compute import weights
+from trainer.data import tokenizer
+from trainer.data.cohorts import read
+from trainer.preparation import inputs, prepare
+from trainer.preparation.prepare import Prepared
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,7 +38,7 @@ def test_two_preparations_are_the_same_bytes(prepared: Prepared, tmp_path: Path)
     """Another folder, working directory, time zone, locale, umask and hash seed change nothing."""
     target = tmp_path / "a b" / "ü"
     script = (
-        "import os, sys, pathlib; os.umask(0o077); from trainer import prepare;"
+        "import os, sys, pathlib; os.umask(0o077); from trainer.preparation import prepare;"
         "prepare.prepare('demo', pathlib.Path(sys.argv[1]), compute='float32');"
         "assert 'torch' not in sys.modules"
     )
@@ -76,7 +78,12 @@ def test_the_shards_files_are_the_committed_weights_cut_in_two(prepared: Prepare
 
 def test_the_numerical_sources_are_all_there(prepared: Prepared) -> None:
     found = {name for name, _, _ in _files(prepared.sources_dir)}
-    assert {"pyproject.toml", "trainer/step.py", "trainer/model.py", "ckptstore/format/canonical.py"} <= found
+    assert {
+        "pyproject.toml",
+        "trainer/compute/step.py",
+        "trainer/compute/model.py",
+        "ckptstore/format/canonical.py",
+    } <= found
     for name in found:
         assert (prepared.sources_dir / name).read_bytes() == (ROOT / name).read_bytes()
     expected = {

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.support.demo import demo_cohorts, demo_tokenizer
-from trainer import planning, pretrain
+from trainer import pretrain
+from trainer.preparation import planning
 
 
 def test_the_start_was_taught_nothing_of_either_cohort_or_of_the_evaluation() -> None:

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from ckptstore.format.digest import Digest
-from trainer import events, fingerprints, plots
-from trainer.events import make
-from trainer.expect import NotAsPlannedError, require
-from trainer.journal import Journal
-from trainer.page import render
-from trainer.plots import Bar, Node, Series
-from trainer.report import plain
+from trainer.lifecycle import fingerprints, plots
+from trainer.lifecycle.expect import NotAsPlannedError, require
+from trainer.lifecycle.journal import Journal
+from trainer.lifecycle.page import render
+from trainer.lifecycle.plots import Bar, Node, Series
+from trainer.lifecycle.report import plain
+from trainer.workers import events
+from trainer.workers.events import make
 
 ROOT = Path(__file__).resolve().parents[2]
 VOID = {"meta", "br", "line", "rect", "polyline"}
@@ -165,7 +166,13 @@ def test_a_phase_is_recorded_with_its_end_also_if_it_fails(tmp_path: Path) -> No
 
 
 def test_the_controller_and_the_report_need_no_torch() -> None:
-    modules = ("trainer.experiment", "trainer.lifecycle", "trainer.page", "trainer.report", "trainer.archive")
+    modules = (
+        "trainer.lifecycle.experiment",
+        "trainer.lifecycle.phases",
+        "trainer.lifecycle.page",
+        "trainer.lifecycle.report",
+        "trainer.lifecycle.archive",
+    )
     script = f"import sys; import {', '.join(modules)}; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60

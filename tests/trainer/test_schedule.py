@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptstore.errors import UsageError
-from trainer.schedule import Kind, Op, schedule, simulate
+from trainer.compute.schedule import Kind, Op, schedule, simulate
 
 ranks, micros = st.integers(1, 4), st.integers(1, 16)
 

@@ -12,7 +12,7 @@ import pytest
 from ckptstore.errors import RefusedError
 from ckptstore.format.tree import Tree
 from tests.support.demo import tree_of
-from trainer import prepare, staged
+from trainer.preparation import prepare, staged
 
 Trees = dict[str, Tree]
 TEMPLATE = "inputs/tokenizer/chat_template.jinja"

@@ -13,9 +13,9 @@ from ckptstore import Digest, Store
 from ckptstore.backends.counting import CountingBackend
 from ckptstore.errors import CorruptError
 from ckptstore.format.keys import object_key
-from trainer import prepare, staged
-from trainer.hosts import Host
-from trainer.staging import stage
+from trainer.lifecycle.staging import stage
+from trainer.preparation import prepare, staged
+from trainer.workers.hosts import Host
 
 TEMPLATE = "inputs/tokenizer/chat_template.jinja"
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptstore.errors import UsageError
-from trainer.evaluation import Answer, Loss, Result, SetResult
-from trainer.plan import Criteria
-from trainer.statistics import Verdict, compare, outcomes, paired, verdict
+from trainer.preparation.plan import Criteria
+from trainer.scoring.evaluation import Answer, Loss, Result, SetResult
+from trainer.scoring.statistics import Verdict, compare, outcomes, paired, verdict
 
 CRITERIA = Criteria(better=("a", "b"), kept=("r",), margin=0.02, confidence=0.99)
 FINITE = st.floats(0, 20, allow_nan=False)

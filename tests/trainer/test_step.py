@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import trainer.step
+import trainer.compute.step
 from ckptstore.errors import UsageError
-from trainer.batch import Batch, Microbatch
-from trainer.config import Config, Recipe, partition
+from trainer.compute.batch import Batch, Microbatch
+from trainer.compute.config import Config, Recipe, partition
+from trainer.compute.model import Places, Shard, initialise
+from trainer.compute.step import Step, build_optimizer, square_sum
+from trainer.compute.transport import LocalGroup, local_groups
 from trainer.errors import CursorError, NotFiniteError, PeerLostError, ProtocolError
-from trainer.model import Places, Shard, initialise
-from trainer.step import Step, build_optimizer, square_sum
-from trainer.transport import LocalGroup, local_groups
 
 WIDE = Config(vocab=320, hidden=256, intermediate=704, layers=6, heads=4, kv_heads=2)
 
@@ -203,7 +203,7 @@ def test_a_square_sum_does_not_depend_on_the_order_of_rows_or_on_blocks(
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(4)) * 3
     expected = square_sum(tensor)
     assert square_sum(tensor.flip(0) if tensor.dim() > 1 else tensor) == expected
-    monkeypatch.setattr(trainer.step, "_BLOCK", 20)
+    monkeypatch.setattr(trainer.compute.step, "_BLOCK", 20)
     assert square_sum(tensor) == expected
     assert expected == pytest.approx(float(tensor.double().square().sum()), rel=1e-12)
 

@@ -21,10 +21,10 @@ UPDATES = 3
 
 def work(group: Any, compute: str) -> dict[str, Any]:
     """What one worker does and finds: updates, tensors and an evaluation."""
-    from trainer.config import PRESETS, Recipe, partition
-    from trainer.generate import Document, greedy, response_losses
-    from trainer.model import Shard, initialise
-    from trainer.step import Step, build_optimizer
+    from trainer.compute.config import PRESETS, Recipe, partition
+    from trainer.compute.generate import Document, greedy, response_losses
+    from trainer.compute.model import Shard, initialise
+    from trainer.compute.step import Step, build_optimizer
 
     cfg, recipe = PRESETS["demo"], Recipe(max_norm=0.5, warmup=2)
     owners = partition(cfg, CUTS[group.world])
@@ -45,7 +45,7 @@ def work(group: Any, compute: str) -> dict[str, Any]:
 
 
 def batch(update: int) -> Any:
-    from trainer.batch import Batch, Microbatch
+    from trainer.compute.batch import Batch, Microbatch
 
     def row(r: int, length: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         ids = tuple((update + 31 * r + 17 * t + t * t) % 260 for t in range(length))
@@ -59,7 +59,7 @@ def batch(update: int) -> Any:
 
 
 def digests(shard: Any, optimizer: Any) -> dict[str, str]:
-    from trainer.transport import raw_bytes
+    from trainer.compute.transport import raw_bytes
 
     found = {}
     for name, parameter in shard.named_parameters():
@@ -73,10 +73,10 @@ def with_dropout(group: Any, recompute: bool) -> dict[str, Any]:
     import torch
     from torch.nn import functional as F
 
-    from trainer.config import Config, Recipe, partition
-    from trainer.model import Shard, initialise
-    from trainer.step import Step, build_optimizer
-    from trainer.transport import raw_bytes
+    from trainer.compute.config import Config, Recipe, partition
+    from trainer.compute.model import Shard, initialise
+    from trainer.compute.step import Step, build_optimizer
+    from trainer.compute.transport import raw_bytes
 
     class WithDropout(Shard):
         def layer(self, layer: Any, x: Any, places: Any) -> Any:
@@ -99,7 +99,7 @@ def with_dropout(group: Any, recompute: bool) -> dict[str, Any]:
 
 def start(mode: str, compute: str, world: int = 2) -> list[subprocess.Popen[str]]:
     """The workers of one group on this machine."""
-    from trainer import numerics
+    from trainer.compute import numerics
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -140,7 +140,7 @@ def finish(workers: Sequence[subprocess.Popen[str]]) -> list[tuple[int, dict[str
 
 
 def test_two_processes_over_gloo_do_what_one_process_does() -> None:
-    from trainer import numerics
+    from trainer.compute import numerics
 
     compute = numerics.compute_dtype()
     found = finish(start("train", compute) + start("alone", compute, world=1))
@@ -182,7 +182,7 @@ def test_a_worker_that_is_killed_is_lost_to_its_peer_before_any_weight_changes()
 
 
 def train(compute: str) -> None:
-    from trainer.transport import connect
+    from trainer.compute.transport import connect
 
     group = connect(timeout=60)
     report = work(group, compute)
@@ -192,7 +192,7 @@ def train(compute: str) -> None:
 
 
 def only_work(compute: str) -> None:
-    from trainer.transport import connect
+    from trainer.compute.transport import connect
 
     group = connect(timeout=60)
     print(json.dumps(work(group, compute)), flush=True)
@@ -203,7 +203,7 @@ def alone(compute: str) -> None:
     """One worker for the whole model, and two shards in threads of one process."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from trainer.transport import connect, local_groups
+    from trainer.compute.transport import connect, local_groups
 
     report = work(connect(), compute)
     with ThreadPoolExecutor(2) as pool:
@@ -215,11 +215,11 @@ def die() -> None:
     """Rank 1 is killed in update 2 after the first microbatch's forward; rank 0 reports what it saw."""
     import signal
 
-    from trainer.config import PRESETS, Recipe, partition
+    from trainer.compute.config import PRESETS, Recipe, partition
+    from trainer.compute.model import Shard, initialise
+    from trainer.compute.step import Step, build_optimizer
+    from trainer.compute.transport import connect
     from trainer.errors import PeerLostError
-    from trainer.model import Shard, initialise
-    from trainer.step import Step, build_optimizer
-    from trainer.transport import connect
 
     def on_op(update: int, micro: int, op: str) -> None:
         if (group.rank, update, micro, op) == (1, 2, 0, "forward"):
@@ -246,7 +246,7 @@ def die() -> None:
 
 
 def main() -> None:
-    from trainer import numerics
+    from trainer.compute import numerics
 
     numerics.apply(profile="native")
     mode, compute = sys.argv[1:]

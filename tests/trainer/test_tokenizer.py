@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ckptstore.errors import MalformedError, RefusedError
 from tests.support.demo import demo_tokenizer
-from trainer import tokenizer
-from trainer.prepare import TEMPLATE_ASSET
-from trainer.tokenizer import BOS, EOS, SEP, SPECIALS
+from trainer.data import tokenizer
+from trainer.data.tokenizer import BOS, EOS, SEP, SPECIALS
+from trainer.preparation.prepare import TEMPLATE_ASSET
 
 TEXT = st.text(min_size=1).filter(lambda text: not any(special in text for special in SPECIALS.values()))
 

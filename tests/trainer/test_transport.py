@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ckptstore.errors import UsageError
+from trainer.compute.transport import Channel, LocalGroup, Traffic, connect, local_groups
 from trainer.errors import PeerLostError, ProtocolError
-from trainer.transport import Channel, LocalGroup, Traffic, connect, local_groups
 
 SENT: dict[str, Any] = {"channel": Channel.ACTIVATION, "update": 5, "micro": 2}
 

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptstore.errors import CorruptError, MalformedError, MismatchError, NotFoundError
-from trainer import prepare, weights
-from trainer.config import PRESETS, partition
-from trainer.model import Shard
-from trainer.weights import StoredTensor
+from trainer.compute import weights
+from trainer.compute.config import PRESETS, partition
+from trainer.compute.model import Shard
+from trainer.compute.weights import StoredTensor
+from trainer.preparation import prepare
 
 OWNERS = partition(PRESETS["demo"], (2,))
 

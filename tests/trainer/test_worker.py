@@ -11,10 +11,10 @@ import pytest
 
 from ckptstore.errors import MalformedError
 from ckptstore.format.digest import Digest
-from trainer import events, orders
-from trainer.fence import Fence, IsolationError
-from trainer.orders import Arm, Close, Evaluate, Flip, Hold, Join, Restore, Save, Start, Train
-from trainer.worker import events_path
+from trainer.workers import events, orders
+from trainer.workers.fence import Fence, IsolationError
+from trainer.workers.orders import Arm, Close, Evaluate, Flip, Hold, Join, Restore, Save, Start, Train
+from trainer.workers.worker import events_path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOME = Digest.of(b"some root")
@@ -110,8 +110,8 @@ def test_the_fence_stops_at_every_way_to_another_host(area: Path) -> None:
 REACHING = """
 import os, sqlite3, sys
 from pathlib import Path
-from trainer import fence
-from trainer.fence import IsolationError
+from trainer.workers import fence
+from trainer.workers.fence import IsolationError
 
 area = Path(sys.argv[1])
 own, other, sealed = area / "hosts/host-0", area / "hosts/host-1", area / "reference"

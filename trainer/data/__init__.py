@@ -1,0 +1,1 @@
+"""Documents to train on and to be asked: generated families, conversations, cohorts, the tokenizer."""

@@ -1,0 +1,1 @@
+"""The experiment from end to end, and its report."""

@@ -1,0 +1,111 @@
+"""The lifecycle with all that surrounds it: journal, report, evidence archive, and what to do next."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainer.lifecycle import report as reporting
+from trainer.lifecycle.archive import ARCHIVE, pack_run, store_archive
+from trainer.lifecycle.expect import NotAsPlannedError, unexpected
+from trainer.lifecycle.journal import Journal
+from trainer.lifecycle.page import render
+from trainer.lifecycle.phases import Lifecycle
+from trainer.lifecycle.record import Record, Settings
+
+
+def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
+    """Run everything below ``settings.out``, which has to be empty; returns the report, which is also written there.
+
+    Raises:
+        NotAsPlannedError: the run did not do what it has to; hosts, stores, events and error output are kept.
+        CkptStoreError: anything else that failed.
+    """
+    journal = Journal(settings.out / "events" / "controller.jsonl", stream)
+    lifecycle = Lifecycle(settings, journal)
+    try:
+        journal.say(f"everything is below {settings.out}")
+        record = lifecycle.run()
+        if settings.sabotage:
+            raise unexpected("run with a flipped bit", "another root than the reference", "the same root")
+        with journal.phase("report", "writing the report and packing the evidence"):
+            report = _report(record, settings, journal, lifecycle)
+        _closing_words(report, settings, record, journal)
+        return report
+    except BaseException as error:
+        lifecycle.collect_events()
+        lifecycle.unseal()
+        failure = {"type": type(error).__name__, "message": str(error), "phases": reporting.plain(journal.spans)}
+        journal.note("failed", **failure)
+        (settings.out / "failure.json").write_text(json.dumps(failure, indent=1) + "\n")
+        if isinstance(error, NotAsPlannedError):
+            journal.say("NOT AS PLANNED")
+        journal.say(f"hosts, stores, events and error output are kept in {settings.out}")
+        raise
+    finally:
+        journal.close()
+
+
+def _report(record: Record, settings: Settings, journal: Journal, lifecycle: Lifecycle) -> dict[str, Any]:
+    report = reporting.make_report(record, journal)
+    events, target = settings.out / "events", settings.out / "archive" / ARCHIVE
+    info = pack_run(record, report, lifecycle.operator, events, target)
+    stored = store_archive(info, lifecycle.operator)
+    report = reporting.with_archive(report, info, reporting.plain(stored))
+    (settings.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (settings.out / "report.html").write_text(render(report))
+    journal.note("archived", f"{len(info.members)} members, {info.size:,} bytes, read back whole", sha256=info.sha256)
+    return report
+
+
+def _closing_words(report: dict[str, Any], settings: Settings, record: Record, journal: Journal) -> None:
+    out, roots, plan = settings.out, report["roots"], record.plan
+    early, middle, last = map(str, plan.commits)
+    evaluation, lost = report["evaluation"], report["loss_of_host"]
+    store = shlex.quote(settings.operator or str(_near(out / "operator")))
+    archive, ckpt = report["archive"], _command()
+    lines = [
+        "",
+        *journal.timeline(),
+        "",
+        f"prepared identity  {report['prepared_identity']}",
+        f"root at {early:<10} {roots[early]['root']}",
+        f"root at {middle:<10} {roots[middle]['recovered']}  (recovered; equal to the reference)",
+        f"root at {last:<10} {roots[last]['root']}",
+        f"host loss          noticed after {lost['detection_ms']:.0f} ms ({lost['detected_by']})",
+        f"evaluation         {evaluation['verdict']['text']}",
+        "",
+        f"report             {_near(out / 'report.html')}  (and report.json)",
+        f"evidence           {_near(out / 'archive' / ARCHIVE)}",
+        f"                   SHA-256 {archive['sha256']}",
+        "",
+        "next, for instance:",
+        f"  {ckpt} --store {store} log {record.ref}",
+        f"  {ckpt} --store {store} verify {record.ref}",
+        f"  {ckpt} --store {store} diff {_prefix(roots[early]['root'])} {_prefix(roots[middle]['recovered'])}",
+        f"  {ckpt} evidence verify {shlex.quote(str(_near(out / 'archive' / ARCHIVE)))}",
+    ]
+    for line in lines:
+        print(line, file=journal.stream, flush=True)
+
+
+def _command() -> str:
+    """How the reader can call ``ckpt``: by its name, or by its path beside this interpreter."""
+    beside = Path(sys.executable).with_name("ckpt")
+    if shutil.which("ckpt") is None and beside.exists():
+        return shlex.quote(str(_near(beside)))
+    return "ckpt"
+
+
+def _near(path: Path) -> Path:
+    """The path relative to the current folder, where it lies below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _prefix(root: str) -> str:
+    return root.removeprefix("b3:")[:12]

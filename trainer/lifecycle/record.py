@@ -1,0 +1,94 @@
+"""What a run is told and what it comes to know: plain values that the report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptstore import Digest
+from trainer.compute.numerics import Plain
+from trainer.lifecycle.commits import OPERATOR, Committed
+from trainer.lifecycle.drill import Loss
+from trainer.lifecycle.fingerprints import Fingerprint
+from trainer.lifecycle.staging import Staging
+from trainer.preparation.plan import Plan
+from trainer.scoring.evaluation import Result
+from trainer.workers.hosts import Cleared
+from trainer.workers.launch import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the caller decides. ``operator`` is the URL of a store; without one, it is a folder of the run."""
+
+    out: Path
+    profile: str = "demo"
+    operator: str | None = None
+    mode: str = "kill"
+    compute: str | None = None
+    kernels: str = "native"
+    sabotage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A shard that a host fetched: bytes that came, bytes that were there and were read again, how far down."""
+
+    host: str
+    shard: int
+    root: Digest
+    received_bytes: int
+    present_keys: int
+    readback_bytes: int
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One launched group; times in seconds since the run began, ``update_seconds`` the sum over its updates."""
+
+    generation: int
+    purpose: str
+    hosts: tuple[str, ...]
+    pids: tuple[int, ...]
+    began: float
+    joined: float
+    ended: float
+    update_seconds: float
+    updates: tuple[int, ...]
+    sent_bytes: int
+    peak_rss: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything that a run did, as it comes to be known: what the report is made of."""
+
+    plan: Plan
+    identity: Digest
+    trees: Mapping[str, Digest]
+    ref: str
+    operator_url: str
+    committed: list[Committed] = field(default_factory=list)
+    stagings: list[Staging] = field(default_factory=list)
+    pulled: list[Pulled] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+    ownership: list[dict[str, Any]] = field(default_factory=list)
+    binding: Mapping[str, Plain] = field(default_factory=dict)
+    empty_listing: list[str] | None = None
+    loss: Loss | None = None
+    reference: dict[int, Fingerprint] = field(default_factory=dict)
+    replay: dict[int, Fingerprint] = field(default_factory=dict)
+    continued: dict[int, Fingerprint] = field(default_factory=dict)
+    results: dict[int, Result] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    sabotaged: dict[str, Any] | None = None
+    endings: list[Ending] = field(default_factory=list)
+    cleared: list[Cleared] = field(default_factory=list)
+    torch_imported: bool = False
+
+    def root(self, step: int, store: str = OPERATOR) -> Committed:
+        """The checkpoint committed after ``step`` updates in a store."""
+        return next(one for one in self.committed if (one.step, one.store) == (step, store))

@@ -1,0 +1,157 @@
+"""Freezing a run before it starts: plan, inputs and numerical sources as three folders, the same bytes everywhere.
+
+Nothing in them depends on the folder's name, the working directory, the clock, the locale or the umask, so the digest
+of the three trees, the prepared identity, is one for all who prepare the same profile with the same sources.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptstore import errors
+from ckptstore.errors import BackendError, CorruptError, RefusedError
+from ckptstore.format.digest import Digest
+from trainer.compute import weights
+from trainer.compute.config import Config, partition
+from trainer.compute.numerics import env_for
+from trainer.data import cohorts, conversations, tokenizer
+from trainer.preparation import planning
+from trainer.preparation.plan import COMPUTE, KILL, Numerics, Plan
+from trainer.preparation.staged import INPUTS, PLAN, PLAN_FILE, SOURCES, weights_path
+
+TRAINER = Path(__file__).parents[1]
+ASSETS = TRAINER / "assets"
+TEMPLATE_ASSET = ASSETS / "tokenizer" / tokenizer.TEMPLATE
+
+_NOTICE = f"""\
+conversations.jsonl and retention.jsonl hold conversations of the package
+{conversations.PACKAGE} {conversations.RELEASE} by Gunther Cox and contributors, under the BSD licence.
+The tasks in the other files are generated.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The three folders to be stored as trees, and the plan that is in the first."""
+
+    plan_dir: Path
+    inputs_dir: Path
+    sources_dir: Path
+    plan: Plan
+
+
+def prepare(profile: str, directory: Path, *, compute: str, kernels: str = "native", mode: str = KILL) -> Prepared:
+    """Write the folders ``plan``, ``inputs`` and ``sources`` of a profile under ``directory``, which is made if absent.
+
+    Args:
+        profile: a name in :data:`trainer.preparation.planning.PROFILES`.
+        directory: without any of the three folders.
+        compute: ``bfloat16`` or ``float32``; :func:`choose_compute` says what this machine's CPU supports.
+        kernels: the numerics profile that workers start with, as in :func:`trainer.compute.numerics.env_for`.
+        mode: how the drill loses its host, ``kill`` or ``stop``.
+
+    Raises:
+        UsageError: no such profile.
+        RefusedError: one of the folders is there already.
+        NotFoundError: the conversations' package is not installed.
+        CorruptError: starting weights or conversations are not those that this release was made for.
+    """
+    chosen = planning.profile(profile)
+    for folder in (PLAN, INPUTS, SOURCES):
+        if os.path.lexists(directory / folder):
+            raise RefusedError(
+                f"{directory / folder}", "is there already", "prepare into a new folder, or remove what is there"
+            )
+    start = start_weights(chosen.name)
+    files = tokenizer.files(TEMPLATE_ASSET.read_bytes())
+    rendered = tokenizer.from_files(files)
+    corpus = conversations.load()
+    eligible = planning.short_enough(corpus.conversations, rendered, chosen.conversation_tokens)
+    drawn = cohorts.draw(chosen.seed, chosen.counts, eligible)
+    plan = planning.make_plan(
+        chosen, drawn, rendered, corpus.digest, Digest.of(start), Numerics(compute, kernels), mode
+    )
+
+    inputs = {f"data/{name}.jsonl": cohorts.write(documents) for name, documents in drawn.sets().items()}
+    inputs |= {"data/NOTICE": _NOTICE.encode()}
+    inputs |= {f"tokenizer/{name}": data for name, data in files.items()}
+    inputs |= split_weights(start, plan.config, plan.cuts)
+    _write(directory / INPUTS, inputs)
+    _write(directory / SOURCES, source_files())
+    # Last, because a folder without a plan is refused wherever it is used.
+    _write(directory / PLAN, {PLAN_FILE: plan.encode()})
+    return Prepared(directory / PLAN, directory / INPUTS, directory / SOURCES, plan)
+
+
+def read_plan(directory: Path) -> Plan:
+    """The plan in a folder of :func:`prepare`. RefusedError if there is none, MalformedError if it is not one."""
+    try:
+        data = (directory / PLAN_FILE).read_bytes()
+    except FileNotFoundError:
+        raise RefusedError(f"{directory}", f"has no {PLAN_FILE}", "prepare or stage it first") from None
+    return Plan.parse(data)
+
+
+def start_weights(profile: str) -> bytes:
+    """The committed file of starting weights. CorruptError if it has not the digest that is recorded beside it."""
+    data = (ASSETS / f"{profile}-start.safetensors").read_bytes()
+    recorded = json.loads((ASSETS / f"{profile}-start.json").read_bytes())["digest"]
+    actual = str(Digest.of(data))
+    if actual != recorded:
+        why = f"expected {recorded}, found {actual}"
+        raise CorruptError(f"starting weights of {profile}", why, "restore the file from version control")
+    return data
+
+
+def split_weights(start: bytes, config: Config, cuts: tuple[int, ...]) -> dict[str, bytes]:
+    """One safetensors file a shard, by path among the inputs, so that a host need not get what it does not own."""
+    stored = weights.decode(start, "starting weights")
+    return {
+        weights_path(owner.index): weights.encode({name: stored[name] for name, _ in owner.tensors})
+        for owner in partition(config, cuts)
+    }
+
+
+def source_files() -> dict[str, bytes]:
+    """Every Python file of the trainer and of the library, and pyproject.toml, by path from the project's root."""
+    files: dict[str, bytes] = {}
+    for package in (TRAINER, Path(errors.__file__).parent):
+        for path in sorted(package.rglob("*.py")):
+            files[f"{package.name}/{path.relative_to(package).as_posix()}"] = path.read_bytes()
+    project = TRAINER.parent / "pyproject.toml"
+    return {**files, project.name: project.read_bytes()}
+
+
+def choose_compute(kernels: str = "native") -> str:
+    """``bfloat16`` if this CPU has kernels for it under the numerics profile ``kernels``, else ``float32``.
+
+    Torch is asked in a process of its own, so that the caller stays without it.
+
+    Raises:
+        UsageError: there is no such numerics profile.
+        BackendError: torch could not be asked.
+    """
+    question = "from trainer.compute import numerics; print(numerics.compute_dtype())"
+    search = os.pathsep.join(filter(None, (str(TRAINER.parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **env_for(kernels), "PYTHONPATH": search}
+    command = [sys.executable, "-c", question]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    answer = done.stdout.strip()
+    if done.returncode or answer not in COMPUTE:
+        last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise BackendError("asking torch for BF16 kernels", last, "install the extra: pip install ckptstore[torch]")
+    return answer
+
+
+def _write(directory: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(0o644)

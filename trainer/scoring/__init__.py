@@ -1,0 +1,1 @@
+"""Evaluation results, paired comparisons and the verdict."""

@@ -1,0 +1,1 @@
+"""Worker processes and their hosts: orders, events, fences, one launched group."""
