@@ -8,11 +8,12 @@ from pathlib import Path
 from ckptstore.format.digest import Digest
 from ckptstore.format.tensors import chunk_lengths
 from ckptstore.format.tree import File, Tree
-from trainer import cohorts, conversations, planning, prepare, tokenizer
-from trainer.cohorts import Cohorts
-from trainer.inputs import Inputs
-from trainer.plan import Numerics, Plan
-from trainer.tokenizer import ByteTokenizer
+from trainer.data import cohorts, conversations, tokenizer
+from trainer.data.cohorts import Cohorts
+from trainer.data.tokenizer import ByteTokenizer
+from trainer.preparation import planning, prepare
+from trainer.preparation.inputs import Inputs
+from trainer.preparation.plan import Numerics, Plan
 
 
 @cache
