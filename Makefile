@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all install check test deep lifecycle clean help
+.PHONY: all install check test deep lifecycle docs clean help
 
 all: check test ## checks and tests (the default)
 
@@ -23,7 +23,8 @@ install: $(INSTALLED) ## create .venv with everything that development needs
 # torch goes first and alone: it decides between builds (CPU, CUDA), and the rest then keeps the one that is there.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), which takes minutes and a few hundred megabytes the first time"
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch==2.13.0
 	$(PIP) install --quiet -c constraints.txt -e ".[torch,trainer,dev]"
 	touch $@
@@ -40,7 +41,10 @@ deep: $(INSTALLED) ## the tests that take longer
 	$(BIN)/python -m pytest -m "deep and not gpu" -o timeout=1800 $(PYTEST_ARGS)
 
 lifecycle: $(INSTALLED) ## the whole experiment; OPERATOR=URL SABOTAGE=1 PROFILE=demo OUT=directory
-	$(BIN)/python -m trainer lifecycle --profile $(PROFILE) --out $(OUT) $(if $(OPERATOR),--operator $(OPERATOR)) $(if $(filter-out 0,$(SABOTAGE)),--sabotage)
+	$(BIN)/python -m trainer lifecycle --profile '$(PROFILE)' $(if $(OUT),--out '$(OUT)') $(if $(OPERATOR),--operator '$(OPERATOR)') $(if $(filter-out 0,$(SABOTAGE)),--sabotage)
+
+docs: $(INSTALLED) ## write the help pages of ckpt into docs/cli.md
+	$(BIN)/python -m tests.support.help_pages
 
 clean: ## remove .venv, caches and builds (not what runs left in out/)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
