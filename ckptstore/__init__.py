@@ -15,7 +15,6 @@ Importing this package loads neither torch nor NumPy; what needs them loads them
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptstore.commit import Attempt
@@ -26,6 +25,7 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.progress import Cursor
 from ckptstore.format.records import Receipt, ShardReceipt
 from ckptstore.format.shard import Alias as Tie
+from ckptstore.lazy import load
 from ckptstore.opening import open_store as open
 from ckptstore.store import Store
 from ckptstore.transfer import Transfer
@@ -76,6 +76,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Restored": "ckptstore.restore",
     "Run": "ckptstore.run",
     "TrainingState": "ckptstore.capture",
     "arm": "ckptstore.restore",
@@ -90,5 +91,5 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     """Load what needs torch or another library when it is first used."""
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        return getattr(load(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

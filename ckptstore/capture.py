@@ -12,18 +12,18 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ckptstore.aliases import find_aliases
 from ckptstore.errors import RefusedError, UsageError
-from ckptstore.format import values
+from ckptstore.format import canonical, values
 from ckptstore.format.canonical import Json
-from ckptstore.format.page import BUFFER, EXTRA, HYPER, OPTIM, WEIGHT, HyperEntry, Role, ValueEntry, show_role
+from ckptstore.format.fields import DOCUMENT_LIMIT
+from ckptstore.format.page import EXTRA, HyperEntry, Role, ValueEntry
 from ckptstore.format.progress import NamedState
-from ckptstore.format.shard import Alias, Group, Optimizer, RngEntry
-from ckptstore.format.values import EntryRef
-from ckptstore.rng import capture_rng
-from ckptstore.tensors import check_depth, check_tensor, find_aliases, plain, type_name
-
-SELECTORS = ("foreach", "fused", "capturable", "differentiable")
-"""Keys of a parameter group that choose an implementation and are no part of what was learned."""
+from ckptstore.format.shard import Alias, Optimizer, RngEntry
+from ckptstore.modules import asked, extra_states, module_tensors
+from ckptstore.optimizers import capture_optimizer
+from ckptstore.rng import GENERATORS, RandomGenerator, capture_rng
+from ckptstore.tensors import TensorSource, check_tensor, plain, state_entries, type_name
 
 
 @runtime_checkable
@@ -40,15 +40,6 @@ class Stateful(Protocol):
 
 
 Named: TypeAlias = "Mapping[str, Any] | Any | None"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSource:
-    """A live tensor that becomes an entry."""
-
-    path: str
-    role: Role
-    tensor: Tensor
 
 
 @dataclass(slots=True)
@@ -71,14 +62,18 @@ class Captured:
 class TrainingState:
     """The live objects of a training process that belong to its checkpoints.
 
+    Gradients are none of them: a checkpoint is taken between updates, and a restore leaves them as they are. Functions
+    that were given to a scheduler are code, and no state either.
+
     Args:
         model: a module, or modules by name (the name and a dot then lead each path).
         optimizer: an optimizer, or optimizers by name (default name ``optimizer``).
         scheduler: a learning-rate scheduler, or schedulers by name (default name ``scheduler``).
         scaler: a gradient scaler, or scalers by name (default name ``scaler``).
         data: a data source with ``state_dict`` and ``load_state_dict``, or several by name (default name ``data``).
-        generators: torch generators by name, or a sequence of them (named ``0``, ``1`` …); the global ones of Python,
-            NumPy and torch, with every accelerator in use, are always captured.
+        generators: generators of torch, NumPy and Python (``torch.Generator``, ``numpy.random.Generator``,
+            ``numpy.random.RandomState``, ``random.Random``) by name, or a sequence of them (named ``0``, ``1`` …); the
+            global ones of Python, NumPy and torch, with every accelerator in use, are always captured.
         values: any other objects with ``state_dict`` and ``load_state_dict``, by name.
 
     Raises:
@@ -93,7 +88,7 @@ class TrainingState:
         scheduler: Named = None,
         scaler: Named = None,
         data: Named = None,
-        generators: Mapping[str, torch.Generator] | Sequence[torch.Generator] = (),
+        generators: Mapping[str, RandomGenerator] | Sequence[RandomGenerator] = (),
         values: Mapping[str, Stateful] | None = None,
     ) -> None:
         self.modules: dict[str, nn.Module] = _named(model, "", nn.Module, "model")
@@ -105,109 +100,63 @@ class TrainingState:
             for kind, given in (("scheduler", scheduler), ("scaler", scaler), ("data", data), ("value", values))
             for name, item in _named(given, kind, Stateful, kind).items()
         }
-        if not isinstance(generators, Mapping):
+        if isinstance(generators, Sequence):
             generators = {str(index): generator for index, generator in enumerate(generators)}
-        self.generators = dict(_named(generators, "generator", torch.Generator, "generators"))
+        self.generators: dict[str, RandomGenerator] = _named(generators, "generator", GENERATORS, "generators")
 
     def tensors(self) -> dict[str, tuple[Role, Tensor]]:
-        """Live parameters and persistent buffers by path, with their roles; every name of a shared one.
-
-        Raises:
-            RefusedError: two modules give the same path.
-        """
-        found: dict[str, tuple[Role, Tensor]] = {}
-        for prefix, module in self.modules.items():
-            parameters = dict(module.named_parameters(remove_duplicate=False))
-            for name, value in module.state_dict(keep_vars=True).items():
-                if not isinstance(value, Tensor) or name.endswith(_EXTRA):
-                    continue
-                path = f"{prefix}.{name}" if prefix else name
-                values.check_text(path, f"tensor {path!r:.120}")
-                if path in found:
-                    raise RefusedError(f"tensor {path!r:.120}", "two modules give this path", "name them differently")
-                role = WEIGHT if name in parameters or isinstance(value, nn.Parameter) else BUFFER
-                found[path] = (role, value)
-        return found
-
-    def extras(self) -> dict[str, tuple[nn.Module, Any]]:
-        """Extra state of modules (``get_extra_state``) by path, with the module that takes it back."""
-        found: dict[str, tuple[nn.Module, Any]] = {}
-        for prefix, root in self.modules.items():
-            for name, module in root.named_modules(remove_duplicate=False):
-                if type(module).get_extra_state is not nn.Module.get_extra_state:
-                    path = ".".join(part for part in (prefix, name, _EXTRA) if part)
-                    found[path] = (module, module.get_extra_state())
-        return found
-
-    def retie(self, path: str, owner: str) -> None:
-        """Make the parameter or buffer at ``path`` the very tensor at ``owner`` again."""
-        tensor = self.tensors()[owner][1]
-        for prefix, root in self.modules.items():
-            name = path.removeprefix(f"{prefix}.") if prefix else path
-            if (prefix and name == path) or name not in root.state_dict(keep_vars=True):
-                continue
-            parent, _, attribute = name.rpartition(".")
-            module = root.get_submodule(parent)
-            table = module._parameters if attribute in module._parameters else module._buffers
-            table[attribute] = tensor  # type: ignore[assignment]
-            return
+        """Live parameters and persistent buffers by path; see :func:`ckptstore.modules.module_tensors`."""
+        return module_tensors(self.modules)
 
     def capture(self) -> Captured:
         """All of the state as entries, refusing by name what cannot be stored exactly. Has no side effects."""
+        captured = self.capture_tensors()
+        captured.states = self.capture_states()
+        # Last: some data loaders draw random numbers when they are asked for their state for the first time.
+        captured.rng = capture_rng(self.generators)
+        return captured
+
+    def capture_tensors(self) -> Captured:
+        """What modules and optimizers hold, as entries.
+
+        Raises:
+            RefusedError: something of it cannot be stored exactly.
+        """
         captured = Captured()
         live = self.tensors()
         for path, (role, tensor) in live.items():
             check_tensor(tensor, f"{role[0]} {path!r:.120}")
         owners = find_aliases({path: tensor for path, (_, tensor) in live.items()})
         captured.aliases = [Alias(path, owner) for path, owner in sorted(owners.items()) if owner != path]
-        captured.tensors = [TensorSource(p, role, t) for p, (role, t) in live.items() if owners[p] == p]
-        for path, (_, extra) in self.extras().items():
-            _put_value(captured, path, EXTRA, extra)
+        captured.tensors = [TensorSource.of(p, role, t) for p, (role, t) in live.items() if owners[p] == p]
+        for path, (_, extra) in extra_states(self.modules).items():
+            tensors, entries = state_entries(path, EXTRA, extra)
+            captured.tensors += tensors
+            captured.values += entries
+        states: list[TensorSource] = []
         for name, optimizer in self.optimizers.items():
-            self._capture_optimizer(captured, name, optimizer, parameter_paths(live, owners))
-        captured.states = [
-            NamedState(kind, name, values.to_json(plain(item.state_dict(), f"{kind} {name}"), f"{kind} {name}"))
-            for (kind, name), item in sorted(self.stateful.items(), key=lambda pair: pair[0])
-        ]
-        captured.rng = capture_rng(self.generators)
+            taken = capture_optimizer(name, optimizer, parameter_paths(live, owners), self.optimizers.values())
+            captured.optimizers.append(taken.description)
+            captured.hypers += taken.hypers
+            captured.values += taken.values
+            states += taken.tensors
+        _check_apart({path: tensor for path, (_, tensor) in live.items()}, states)
+        captured.tensors += states
         return captured
 
-    def _capture_optimizer(
-        self, captured: Captured, name: str, optimizer: torch.optim.Optimizer, paths: Mapping[int, str]
-    ) -> None:
-        groups = []
-        for index, group in enumerate(optimizer.param_groups):
-            where = f"optimizer {name} group {index}"
-            settings = {key: plain(value, f"{where} {key}") for key, value in group.items() if key != "params"}
-            selectors = {key: settings.pop(key) for key in SELECTORS if key in settings}
-            groups.append(Group(values.to_json(settings, where), values.to_json(selectors, where)))
-            for position, parameter in enumerate(group["params"]):
-                path = paths.get(id(parameter))
-                if path is None:
-                    why = f"parameter {position} of shape {tuple(parameter.shape)} belongs to no module that is saved"
-                    raise RefusedError(where, why, "pass the module that owns it as model=")
-                captured.hypers.append(HyperEntry(path, (HYPER, name), index))
-        captured.optimizers.append(Optimizer(name, type_name(optimizer), tuple(groups)))
-        states: dict[Any, Any] = dict(optimizer.state)
-        for key, state in states.items():
-            if isinstance(key, Tensor):
-                path = "" if isinstance(optimizer, torch.optim.LBFGS) else paths.get(id(key))
-                if path is None:
-                    raise RefusedError(f"optimizer {name}", f"has state for an unknown tensor {tuple(key.shape)}")
-                prefix: Role = (OPTIM, name)
-            else:
-                if type(key) is not str or not key:
-                    raise RefusedError(f"optimizer {name}", f"has state under a key of type {type(key).__name__}")
-                path, prefix = "", (OPTIM, name, key)
-            if type(state) is not dict:
-                raise RefusedError(f"optimizer {name}", f"its state of {path!r:.120} is a {type(state).__name__}")
-            for field_name, value in state.items():
-                if type(field_name) is not str:
-                    raise RefusedError(f"optimizer {name} {path!r:.120}", f"key {field_name!r:.60} is not a text")
-                _put_value(captured, path, (*prefix, field_name), value)
-
-
-_EXTRA = "_extra_state"
+    def capture_states(self) -> list[NamedState]:
+        """State of schedulers, scalers, data sources and values, by kind and name."""
+        found = []
+        for (kind, name), item in sorted(self.stateful.items(), key=lambda pair: pair[0]):
+            what = f"{kind} {name}"
+            state = asked(f"state_dict of {what}", item.state_dict)
+            value = values.to_json(plain(state, what), what)
+            size = len(canonical.encode(value))
+            if size > DOCUMENT_LIMIT:
+                why = f"its state takes {size} bytes, and all states of a checkpoint at most {DOCUMENT_LIMIT}"
+                raise RefusedError(what, why, "make what is large in it a buffer of a module that is saved")
+            found.append(NamedState(kind, name, value))
+        return found
 
 
 def parameter_paths(live: Mapping[str, tuple[Role, Tensor]], owners: Mapping[str, str]) -> dict[int, str]:
@@ -215,30 +164,19 @@ def parameter_paths(live: Mapping[str, tuple[Role, Tensor]], owners: Mapping[str
     return {id(tensor): owners[path] for path, (_, tensor) in live.items()}
 
 
-def _put_value(captured: Captured, path: str, role: Role, value: Any) -> None:
-    """Add a state value: a tensor as an entry, a container as a value whose tensors are entries below its role."""
-    where = f"{show_role(role)} {path!r:.120}"
+def _check_apart(weights: Mapping[str, Tensor], states: Sequence[TensorSource]) -> None:
+    """RefusedError if a tensor of optimizer state shares its memory with another one, or with a weight.
 
-    def lift(item: Any, suffix: tuple[str, ...]) -> Any:
-        check_depth(len(suffix), where)
-        if isinstance(item, Tensor):
-            check_tensor(item, where)
-            captured.tensors.append(TensorSource(path, role + suffix, item))
-            return EntryRef(suffix)
-        if type(item) in (list, tuple):
-            return type(item)(lift(part, (*suffix, str(i))) for i, part in enumerate(item))
-        if type(item) is dict:
-            if any(type(key) is not str for key in item):
-                raise RefusedError(where, "a nested dict with keys that are not texts cannot be stored exactly")
-            return {key: lift(part, (*suffix, key)) for key, part in item.items()}
-        return item
-
-    lifted = lift(value, ())
-    if type(lifted) is not EntryRef:
-        captured.values.append(ValueEntry(path, role, values.to_json(lifted, where)))
+    Only names of weights can be tied in a checkpoint, so after a restore the two would go their own ways.
+    """
+    named = {f"{'/'.join(source.role)!a} of {source.path!a}": source.tensor for source in states}
+    for name, owner in find_aliases({**weights, **named}).items():
+        if name != owner and (name in named or owner in named):
+            why = f"it is one tensor with {owner:.300}, and only modules can hold one tensor under two names"
+            raise RefusedError(f"{name:.300}", why, "give each parameter state of its own")
 
 
-def _named(given: Any, default: str, kind: type, argument: str) -> dict[str, Any]:
+def _named(given: Any, default: str, kind: type | tuple[type, ...], argument: str) -> dict[str, Any]:
     """``given`` as a mapping by name, each item of ``kind``."""
     if given is None:
         return {}
@@ -246,7 +184,9 @@ def _named(given: Any, default: str, kind: type, argument: str) -> dict[str, Any
     for name, item in items.items():
         if type(name) is not str or (not name and argument != "model"):
             raise UsageError(f"{argument}=", f"the name {name!r:.60} is not a text")
+        values.check_text(name, f"{argument}= name {name!r:.60}")
         if not isinstance(item, kind):
-            why = f"{name or 'it'} is a {type_name(item)}, not a {kind.__name__}"
+            wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+            why = f"{name or 'it'} is a {type_name(item)}, not a {wanted}"
             raise UsageError(f"{argument}=", why, "see the docstring of TrainingState")
     return items

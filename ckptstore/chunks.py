@@ -45,8 +45,8 @@ class ChunkSource:
             assert data is not None
             return data
         pack = self._packs[entry.role][digest]
-        slot = pack.slots[digest]
-        data = self._pack(pack, place)[slot.offset : slot.offset + slot.length]
+        start = pack.slots[digest].offset
+        data = self._pack(pack, place)[start : start + lengths[number]]
         if Digest.of(data) != digest:
             why = f"its bytes in pack {object_key(pack.digest)} are {Digest.of(data)}, expected {digest}"
             raise MalformedError(str(place), why, "the documents contradict each other; run ckpt verify")

@@ -57,14 +57,13 @@ class ShardView:
 
 @dataclass(slots=True)
 class Need:
-    """An object that the closure needs: its length in bytes, every place that uses it, and the slots in it if it is
-    a pack."""
+    """An object that the closure needs: its length in bytes, every place that uses it, and, if it is a pack, a place
+    for each (offset, length, chunk) that some shard takes out of it."""
 
     digest: Digest
     length: int
     places: list[Place] = field(default_factory=list)
-    slots: dict[Digest, Slot] = field(default_factory=dict)
-    slot_places: dict[Digest, Place] = field(default_factory=dict)
+    slots: dict[tuple[int, int, Digest], Place] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -175,11 +174,13 @@ class _Reader:
         shard = self._load(digest, Shard.parse, place.at(part="shard document"))
         if shard is None:
             return
-        view = ShardView(digest, shard, place)
-        self.closure.shards[index] = view
         if (shard.index, shard.count) != (index, count):
+            # Not read further: a forged checkpoint could name one shard a thousand times.
             actual, expected = f"{shard.index} of {shard.count}", f"{index} of {count}"
             self._inconsistent(place, document_key(digest), "the shard is of another position", expected, actual)
+            return
+        view = ShardView(digest, shard, place)
+        self.closure.shards[index] = view
         for number, ref in enumerate(shard.pages):
             page_place = place.at(part=f"page {number}", role=ref.role, path=ref.path)
             entries = self._load(ref.digest, parse_page, page_place)
@@ -190,6 +191,8 @@ class _Reader:
             if (len(entries), first.role, first.path) != (ref.count, ref.role, ref.path):
                 message = "the page is not the one that the shard describes"
                 self._inconsistent(page_place, document_key(ref.digest), message)
+                view.whole = False  # and not taken in: a forged shard could name one page a thousand times
+                continue
             view.entries.extend(entries)
         if view.whole:
             self._need_objects(view)
@@ -211,26 +214,30 @@ class _Reader:
             lengths = entry.lengths()
             for number, (digest, length) in enumerate(zip(entry.chunks, lengths, strict=True)):
                 if number == len(lengths) - 1 and entry.tail:
-                    layouts.setdefault(entry.role, PackLayout()).place(entry.path, digest, length)
+                    layout = layouts.setdefault(entry.role, PackLayout())
+                    layout.place(entry.path, digest, length)
                     tails.setdefault(entry.role, {}).setdefault(digest, place.at(chunk=number))
+                    if layout.slots[digest].length != length:
+                        message = "two places give the same chunk different lengths"
+                        expected, actual = f"{layout.slots[digest].length} bytes", f"{length} bytes"
+                        self._inconsistent(place.at(chunk=number), document_key(view.digest), message, expected, actual)
                 else:
                     self._need(digest, length, place.at(chunk=number))
         listed = {packs.role: packs.digests for packs in view.shard.packs}
         for role in sorted(listed.keys() | layouts.keys()):
             layout = layouts.get(role, PackLayout())
-            lengths = layout.lengths()
+            slots_of = layout.packs()
             digests = listed.get(role, ())
-            if len(lengths) != len(digests):
+            if len(slots_of) != len(digests):
                 message = f"packs of {show_role(role)} do not follow from its entries"
                 key = document_key(view.digest)
-                self._inconsistent(view.place, key, message, f"{len(lengths)} packs", f"{len(digests)} packs")
+                self._inconsistent(view.place, key, message, f"{len(slots_of)} packs", f"{len(digests)} packs")
                 continue
             packs = []
-            for number, (digest, length) in enumerate(zip(digests, lengths, strict=True)):
-                slots = {chunk: slot for chunk, slot in layout.slots.items() if slot.pack == number}
+            for number, (digest, length, slots) in enumerate(zip(digests, layout.lengths(), slots_of, strict=True)):
                 need = self._need(digest, length, view.place.at(part=f"pack {number}", role=role))
-                need.slots.update(slots)
-                need.slot_places.update((chunk, tails[role][chunk]) for chunk in slots)
+                for chunk, slot in slots.items():
+                    need.slots.setdefault((slot.offset, slot.length, chunk), tails[role][chunk])
                 packs.append(Pack(digest, length, slots))
             view.packs[role] = packs
 
@@ -314,14 +321,21 @@ class _Reader:
         self.report(Finding(Kind.INCONSISTENT, place, key, message, expected, actual))
 
 
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
 def shape_problems(views: list[ShardView]) -> list[str]:
-    """First and second moments whose shape is not their parameter's."""
+    """First and second moments whose shape is not their parameter's, in torch's own optimizers.
+
+    Those of others may have any shape: there are optimizers that keep moments of a projection.
+    """
     shapes = {e.path: e.shape for view in views for e in view.tensors() if e.role[0] in ("weight", "buffer")}
     wrong = []
     for view in views:
+        own = {optimizer.name for optimizer in view.shard.optimizers if optimizer.type.startswith("torch.optim.")}
         for entry in view.tensors():
             name = entry.role[-1]
-            if entry.role[0] == "optim" and name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+            if entry.role[0] == "optim" and entry.role[1] in own and name in _MOMENTS:
                 shape = shapes.get(entry.path)
                 if shape is not None and shape != entry.shape:
                     wrong.append(f"{name} of {entry.path!r:.120} has shape {entry.shape}, its parameter {shape}")

@@ -156,15 +156,16 @@ def commit(
         ConflictError: somebody else moved the ref.
     """
     try:
-        checkpoint = join(objects, attempt, receipts, ties, replicas, deviations, tracks_step or {})
+        data = join(objects, attempt, receipts, ties, replicas, deviations, tracks_step or {}).encode()
+        Checkpoint.parse(data)  # no writer makes what no reader takes
     except CkptStoreError as error:
         if len(receipts) > 1:  # nobody else waits for the verdict on a single shard
             with suppress(CkptStoreError):
-                refs.fence(attempt.ref)
+                refs.fence(attempt.ref, attempt.generation)
         if isinstance(error, RefusedError | MalformedError):
             raise CommitAbortedError(error.what, error.why, error.hint) from None
         raise
-    root = objects.put_document(checkpoint.encode())
+    root = objects.put_document(data)
     if before_ref is not None:
         before_ref(root)
     base = refs.record(attempt.ref, attempt.generation) if attempt.generation else None
@@ -199,7 +200,11 @@ def join(
     )
     wrong += problems(first.step, progress, {counter.name: counter.values for counter in progress.counters})
     if wrong:
-        raise RefusedError(what, "; ".join(wrong), "fix the state or declare what differs, then save again")
+        astray = [c.name for c in progress.counters if c.tracks_step and c.values != ((first.step, c.values[0][1]),)]
+        declare = (
+            f"; that one need not track the step is declared by tracks_step={{{astray[0]!r}: False}}" if astray else ""
+        )
+        raise RefusedError(what, "; ".join(wrong), f"fix the state or declare what differs, then save again{declare}")
     return Checkpoint(
         step=first.step,
         parent=attempt.parent,
@@ -256,7 +261,7 @@ def verdict(objects: Objects, refs: Refs, attempt: Attempt, shard: Digest, index
             if fenced:
                 raise
             if time.monotonic() >= end:
-                refs.fence(attempt.ref)
+                refs.fence(attempt.ref, attempt.generation)
                 fenced = True
             else:
                 time.sleep(POLL_SECONDS)
@@ -281,15 +286,20 @@ def _counters(
 ) -> tuple[Counter, ...]:
     """The counters of the state, and which of them track the step.
 
-    Not declared: a counter that tracked the step in the parent still must; one that equals the step does from now
-    on; one that is
-    off by exactly one is refused, because that is what a save on the wrong side of an update looks like.
+    Not declared: a counter that tracked the step in the parent still must; one that equals the step, and is not 0,
+    does from now on; one that is off by exactly one is refused, because that is what a save on the wrong side of an
+    update looks like.
     """
     tracked: set[str] = set()
     if attempt.parent is not None:
         data = objects.document(attempt.parent, Place(checkpoint=attempt.parent, part="parent"))
         if data is not None:
             tracked = {c.name for c in Checkpoint.parse(data).progress.counters if c.tracks_step}
+    names = {f"optimizer.{optimizer.name}" for view in views for optimizer in view.shard.optimizers}
+    names |= {f"scheduler.{state.name}" for state in progress.states if state.kind == "scheduler"}
+    for name in sorted(declared.keys() - names):
+        known = ", ".join(sorted(names)) or "none"
+        raise RefusedError(f"tracks_step {name!r:.80}", f"there is no such counter; the counters are: {known}")
     scaled = any(state.kind == "scaler" for state in progress.states)
     counters = []
     for name, histogram in count_updates((e for view in views for e in view.entries), progress.states).items():
@@ -305,7 +315,7 @@ def _counters(
                 why = f"it is at {values[0]}, the step is {step}: off by one"
                 hint = f"save after all have advanced, or declare tracks_step={{{name!r}: False}}"
                 raise RefusedError(f"counter {name}", why, hint)
-            tracks = values == [step]
+            tracks = values == [step] and step > 0  # at step 0 all of them are 0, whatever they count
         counters.append(Counter(name, tracks, histogram))
     return tuple(counters)
 

@@ -72,6 +72,10 @@ class MismatchError(RefusedError):
     code = "mismatch"
 
 
+class NotArmedError(MismatchError):
+    """Live state was overwritten and is not the stored one: no step and no save until a restore succeeds."""
+
+
 class ConflictError(CkptStoreError):
     """Somebody else moved the ref, or holds what is needed."""
 

@@ -29,7 +29,7 @@ def push(
         target: where it goes.
         root: the checkpoint.
         shards: only these; then no ref is moved.
-        ref: let this ref of ``target`` name the root afterwards; it must name the parent, nothing, or the root already.
+        ref: let this ref of ``target`` name the root afterwards; it must name nothing, an ancestor, or the root itself.
         progress: called with (bytes done, bytes in all).
     """
     return _transfer(source, target, root, "push", shards, ref, progress)
@@ -85,13 +85,24 @@ def _transfer(
             raise UsageError(f"ref {ref}", "a ref names whole checkpoints, and only some shards are transferred")
     done = transfer(source.objects, target.backend, root, operation, shards, progress, files=files)
     if ref is not None:
-        head = target.refs.head(ref)
-        present = head.root if head else None
-        if present != root:
-            if present is not None and present not in {r for r, _ in source.history(root)}:
-                why = f"it names {present}, which is no ancestor of {root}"
-                raise ConflictError(f"ref {ref} at {target.url}", why, "push to another ref, or move it with ckpt ref")
-            target.refs.move(ref, root, head)
+        while not _advance(source, target, root, ref):
+            pass  # somebody else moved it: where it is now is what counts
     if shards is None:
         target.note_in_catalogue(root)
     return done
+
+
+def _advance(source: Store, target: Store, root: Digest, ref: str) -> bool:
+    """Let a ref name ``root`` if it names an ancestor of it or nothing. False if it was moved meanwhile."""
+    head = target.refs.head(ref)
+    present = head.root if head else None
+    if present == root:
+        return True
+    if present is not None and present not in {ancestor for ancestor, _ in source.history(root)}:
+        why = f"it names {present}, which is no ancestor of {root}"
+        raise ConflictError(f"ref {ref} at {target.url}", why, "push to another ref, or move it with ckpt ref")
+    try:
+        target.refs.move(ref, root, head)
+    except ConflictError:
+        return False
+    return True

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
-from ckptstore.errors import CkptStoreError, CorruptError, MalformedError, NotFoundError, RefusedError
+from ckptstore.errors import (
+    BackendError,
+    CkptStoreError,
+    CorruptError,
+    MalformedError,
+    NotFoundError,
+    RefusedError,
+)
 from ckptstore.format.digest import Digest
 from ckptstore.format.page import Role, show_role
 
@@ -21,7 +28,17 @@ class Kind(Enum):
     MALFORMED = "malformed"  # the right bytes, but no document of this format
     INCONSISTENT = "inconsistent"  # documents that contradict each other or a root that does not follow
     PROGRESS = "progress"  # cursors and counters disagree
+    UNREADABLE = "unreadable"  # the storage below failed to give the bytes
     ANCESTOR = "ancestor"  # an ancestor is neither present nor retired
+
+    @classmethod
+    def of(cls, error: CkptStoreError) -> Kind:
+        """The kind of what stopped a read."""
+        if isinstance(error, NotFoundError):
+            return cls.MISSING
+        if isinstance(error, MalformedError):
+            return cls.MALFORMED
+        return cls.UNREADABLE if isinstance(error, BackendError) else cls.CORRUPT
 
 
 _ERRORS: dict[Kind, type[CkptStoreError]] = {
@@ -31,6 +48,7 @@ _ERRORS: dict[Kind, type[CkptStoreError]] = {
     Kind.MALFORMED: MalformedError,
     Kind.INCONSISTENT: CorruptError,
     Kind.PROGRESS: RefusedError,
+    Kind.UNREADABLE: BackendError,
     Kind.ANCESTOR: NotFoundError,
 }
 
@@ -40,6 +58,7 @@ _WORST_FIRST = (
     Kind.INCONSISTENT,
     Kind.MALFORMED,
     Kind.PROGRESS,
+    Kind.UNREADABLE,
     Kind.MISSING,
     Kind.ANCESTOR,
 )

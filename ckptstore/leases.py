@@ -26,8 +26,8 @@ def lease(backend: ReadBackend) -> Iterator[None]:
     """
     store = writable(backend)
     key = lease_key(secrets.token_hex(16))
-    store.create(key, Lease(socket.gethostname(), str(this_process()), now()).encode())
     try:
+        store.create(key, Lease(socket.gethostname(), str(this_process()), now()).encode())
         for marker in store.list("gc/"):
             why = f"a collection is running ({marker.key})"
             raise ConflictError(f"store {store.url}", why, "try again when it has ended")

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import TypeVar
 
 from ckptstore.backends.protocol import Buffer, ReadBackend, ReadbackMethod, RepairBackend, WriteBackend
-from ckptstore.errors import CorruptError, MalformedError, NotFoundError, ReadOnlyError
+from ckptstore.errors import BackendError, CorruptError, MalformedError, NotFoundError, ReadOnlyError
 from ckptstore.findings import Finding, Kind, Place, Report, raise_finding
 from ckptstore.format.digest import Digest
 from ckptstore.format.fields import DOCUMENT_LIMIT
@@ -84,8 +84,11 @@ class Objects:
         stored = self._checked(key, digest, length, Place(), found.append)
         if stored is not None:
             return False
-        if any(finding.kind is Kind.MISSING for finding in found):  # deleted in between: as if it had been absent
+        (finding,) = found
+        if finding.kind is Kind.MISSING:  # deleted in between: as if it had been absent
             return self._put(key, digest, data)
+        if finding.kind is Kind.UNREADABLE:  # whether the bytes are wrong is not known
+            raise finding.error("check the device; if it is damaged for good, move the file out of the store")
         repairing(self.backend).replace(key, data)
         self._remember(key)
         return True
@@ -107,6 +110,8 @@ class Objects:
             finding = Finding(Kind.MISSING, place, key, "not in the store", str(digest), "nothing")
         except CorruptError as error:
             finding = Finding(Kind.CORRUPT, place, key, str(error), str(digest), "unreadable")
+        except BackendError as error:
+            finding = Finding(Kind.UNREADABLE, place, key, error.why, str(digest), "unreadable")
         else:
             if length is not None and len(data) != length:
                 actual = f"{len(data)} bytes" if len(data) < length else f"more than {length} bytes"

@@ -33,7 +33,8 @@ def open_store(url: str | Path, *, create: bool = False) -> Store:
             raise NotFoundError(
                 f"store {backend.url}", why, "make one with ckpt init, or open(…, create=True)"
             ) from None
-        if next(iter(backend.list("")), None) is not None:
+        first = next(iter(backend.list("")), None)
+        if first is not None and first.key != STORE_KEY:  # that one: another process has just made the store
             why = f"it has files but no {STORE_KEY}"
             raise RefusedError(f"store {backend.url}", why, "choose an empty directory") from None
         backend.create(STORE_KEY, StoreHeader(secrets.token_hex(16)).encode())

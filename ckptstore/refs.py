@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ckptstore.backends.protocol import ReadBackend
-from ckptstore.errors import BackendError, CkptStoreError, ConflictError, CorruptError, MalformedError, NotFoundError
+from ckptstore.errors import (
+    BackendError,
+    CkptStoreError,
+    ConflictError,
+    CorruptError,
+    MalformedError,
+    NotFoundError,
+    RefusedError,
+)
 from ckptstore.findings import Finding, Kind, Place
+from ckptstore.format.canonical import MAX_INT
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import parse_ref_key, ref_key, ref_prefix
 from ckptstore.format.records import RECORD_LIMIT, RefRecord
@@ -44,8 +54,11 @@ class Refs:
 
     def record(self, name: str, generation: int) -> RefRecord:
         """One generation of a ref. NotFoundError if absent, CorruptError if damaged."""
+        return self._parsed(name, generation, self.backend.get(ref_key(name, generation), 0, RECORD_LIMIT + 1))
+
+    @staticmethod
+    def _parsed(name: str, generation: int, data: bytes) -> RefRecord:
         key = ref_key(name, generation)
-        data = self.backend.get(key, 0, RECORD_LIMIT + 1)
         try:
             record = RefRecord.parse(data)
         except MalformedError as error:
@@ -75,50 +88,53 @@ class Refs:
         """
         return self._append(name, after, root)
 
-    def fence(self, name: str) -> RefRecord | None:
-        """Append a record with the head's own root, so that a late move by somebody else must fail; returns the new
-        head.
+    def fence(self, name: str, generation: int) -> None:
+        """Append the root of ``generation`` once more right after it, so that whoever began there loses a late move.
 
-        Without a ref there is a record that names nothing. If somebody else appended first, theirs is the head.
+        Nothing is appended if something follows that generation already: then the verdict is known, and another attempt
+        may have begun at the head. Generation 0 is that of no ref; what follows it names nothing.
+
+        Raises:
+            NotFoundError, CorruptError: the generation is not there, or damaged.
         """
-        head = self.head(name)
-        try:
-            return self._append(name, head, head.root if head else None)
-        except ConflictError:
-            return self.head(name)
+        base = self.record(name, generation) if generation else None
+        with suppress(ConflictError):
+            self._append(name, base, base.root if base else None)
 
     def findings(self, name: str) -> tuple[list[Finding], int]:
         """Every damaged, missing or unlinked record of a ref's log, and the bytes read for it."""
         found: list[Finding] = []
         read = 0
         above: RefRecord | None = None
-        highest = 0
-        for stat in self.backend.list(ref_prefix(name)):
-            parsed = parse_ref_key(stat.key)
-            highest = max(highest, parsed[1]) if parsed else highest
-        for generation in range(highest, 0, -1):
+        parsed = [parse_ref_key(stat.key) for stat in self.backend.list(ref_prefix(name))]
+        there = sorted((generation for _, generation in filter(None, parsed)), reverse=True)
+        for generation, below in zip(there, [*there[1:], 0], strict=True):
             key = ref_key(name, generation)
             place = Place(part=f"ref {name} generation {generation}")
             try:
                 data = self.backend.get(key, 0, RECORD_LIMIT + 1)
                 read += len(data)
-                record = self.record(name, generation)
-            except NotFoundError:
-                found.append(Finding(Kind.MISSING, place, key, "not in the store"))
-                above = None
-                continue
+                record = self._parsed(name, generation, data)
             except CkptStoreError as error:
-                found.append(Finding(Kind.CORRUPT, place, key, error.why))
+                found.append(Finding(Kind.of(error), place, key, error.why))
                 above = None
-                continue
-            if above is not None and above.previous != Digest.of(data):
-                message = "not the record that the next generation follows"
-                found.append(Finding(Kind.CORRUPT, place, key, message, str(above.previous), str(Digest.of(data))))
-            above = record
+            else:
+                if above is not None and above.previous != Digest.of(data):
+                    message = "not the record that the next generation follows"
+                    found.append(Finding(Kind.CORRUPT, place, key, message, str(above.previous), str(Digest.of(data))))
+                above = record
+            if below < generation - 1:
+                # One finding however many: a planted record may claim to be the last of all generations.
+                missing = f"{below + 1}" if below == generation - 2 else f"{below + 1} to {generation - 1}"
+                place = Place(part=f"ref {name} generation {missing}")
+                found.append(Finding(Kind.MISSING, place, ref_key(name, generation - 1), "not in the store"))
+                above = None
         return found, read
 
     def _append(self, name: str, head: RefRecord | None, root: Digest | None) -> RefRecord:
         generation = head.generation + 1 if head else 1
+        if generation > MAX_INT:
+            raise RefusedError(f"ref {name}", f"generation {generation - 1} is the last that there can be", _OTHER)
         previous = Digest.of(head.encode()) if head else None
         record = RefRecord(generation, previous, root, secrets.token_hex(16))
         key = ref_key(name, generation)
@@ -129,6 +145,8 @@ class Refs:
             # The answer is lost, not the verdict: the record itself says who won.
             if not self._is_mine(name, record):
                 raise
+            with suppress(BackendError):  # what exists is made durable before the answer, which may be lost again
+                writable(self.backend).create(key, record.encode())
             return record
         if self._is_mine(name, record):
             return record
@@ -142,4 +160,5 @@ class Refs:
 
 
 _RETRY = "read the ref's head and try again from there"
+_OTHER = "no honest writer gets there; use another ref"
 _REPAIR = "copy this record from another store that has the ref, or name the root itself"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckptstore.binding import default_binding
 from ckptstore.capture import TrainingState
 from ckptstore.errors import (
+    BackendError,
     CkptStoreError,
     ConflictError,
     CorruptError,
     MalformedError,
     MismatchError,
+    NotArmedError,
     NotFoundError,
     RefusedError,
     TornRestoreError,
@@ -26,8 +29,7 @@ from ckptstore.format.checkpoint import Checkpoint, Deviation
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name
 from ckptstore.format.progress import Cursor
-from ckptstore.format.records import Receipt, RefRecord
-from ckptstore.leases import now
+from ckptstore.format.records import RefRecord
 from ckptstore.restore import Restored, arm
 from ckptstore.verify import verify
 
@@ -54,7 +56,8 @@ class Run:
         ref: the ref that the run moves.
         model, optimizer, scheduler, scaler, data, generators, values: the live objects, as in
             :class:`~ckptstore.capture.TrainingState`.
-        binding: what decides bits, as plain values (default: torch version, threads, determinism switches).
+        binding: what decides bits, as plain values (default: torch version, threads, determinism switches, as they are
+            at each save; what is not as in the parent is a deviation of the checkpoint).
         files: a tree that belongs to every checkpoint of the run.
         tracks_step: by counter name, whether it must equal the step (inferred where left out).
         readback: "behind": each save returns when the checkpoint is durable, and it is read back meanwhile;
@@ -92,13 +95,13 @@ class Run:
         self.skipped: list[Skipped] = []
         self.root: Digest | None = None
         self.checkpoint: Checkpoint | None = None
-        self._binding = dict(default_binding() if binding is None else binding)
+        self._binding = None if binding is None else dict(binding)
         self._files = files
         self._tracks_step = tracks_step
         self._readback = readback
         self._head: RefRecord | None = None
+        self._committed: tuple[Digest, int] | None = None
         self._restored: Restored | None = None
-        self._deviations: list[Deviation] = []
         self._torn = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckptstore-readback")
         self._behind: Future[None] | None = None
@@ -117,7 +120,9 @@ class Run:
 
         Raises:
             MismatchError: live and stored state or binding do not fit; nothing was changed.
+            NotArmedError: the live state was overwritten and is not the stored one; it cannot be saved any more.
             CorruptError, NotFoundError, MalformedError: no checkpoint of the ref's history can be loaded.
+            BackendError, TornRestoreError: the storage failed; resume again when it does not.
         """
         self._started = True
         self._head = self.store.refs.head(self.ref)
@@ -129,14 +134,12 @@ class Run:
             try:
                 checkpoint = self.store.checkpoint(root)
                 self._check_binding(root, checkpoint, allow_drift)
-                self._restored = self.store.restore(root, self.state, atomic=atomic)
-            except TornRestoreError as error:
-                self._torn = True
-                failure = error
+                self._restore(root, atomic)
             except (CorruptError, NotFoundError, MalformedError) as error:
+                if isinstance(error.__cause__, BackendError):
+                    raise  # the storage failed in the middle; that is no reason to lose the steps since the parent
                 failure = error
             else:
-                self._torn = False
                 self.root, self.checkpoint = root, checkpoint
                 return checkpoint.step
             self.skipped.append(Skipped(root, checkpoint.step if checkpoint else None, str(failure)))
@@ -151,10 +154,12 @@ class Run:
         """Check, just before the first step, that the live state still is the restored one. Nothing to do without one.
 
         Raises:
-            MismatchError: names everything that was changed since the restore.
+            NotArmedError: names everything that was changed since the restore; until it is as it was, nothing is saved.
         """
         if self._restored is not None:
+            self._torn = True
             arm(self.state, self._restored)
+            self._torn = False
 
     def save(
         self,
@@ -176,8 +181,10 @@ class Run:
             CkptStoreError: an earlier readback failed; it is raised here first.
         """
         self._await_readback()
+        self._adopt()
         if self._torn:
-            raise RefusedError(f"save to {self.ref}", "the last restore was torn", "restore a good checkpoint first")
+            why = "the last restore was torn, or its state changed since: it is not that of a checkpoint"
+            raise RefusedError(f"save to {self.ref}", why, "restore a good checkpoint first")
         head = self._base()
         parent = head.root if head else None
         if parent is not None and self.checkpoint is not None and step <= self.checkpoint.step:
@@ -187,23 +194,23 @@ class Run:
         if attempt.parent != parent:
             why = f"it was moved to {attempt.parent} by somebody else"
             raise ConflictError(f"ref {self.ref}", why, "resume from there, or save to another ref")
+        binding = self._present_binding()
+        deviations = [] if self.checkpoint is None else _drift(self.checkpoint, binding)
         with self.store.lease():  # from the first object to the moved ref
             receipt = self.store.save_shard(
-                self.state, attempt, step=step, binding=self._binding, cursors=cursors, files=self._files
+                self.state, attempt, step=step, binding=binding, cursors=cursors, files=self._files
             )
             root = self.store.commit(
                 attempt,
                 [receipt],
-                deviations=self._deviations,
+                deviations=deviations,
                 tracks_step=self._tracks_step,
+                metrics=metrics,
                 readback=self._readback == "before-commit",
             )
-        self._deviations = []
-        self._restored = None
-        self.root, self.checkpoint = root, self.store.checkpoint(root)
-        self._head = self.store.refs.record(self.ref, attempt.generation + 1)
-        if metrics is not None:
-            self._note_metrics(root, metrics)
+        self._committed = root, attempt.generation + 1
+        with suppress(CkptStoreError):  # it stands, whether it can be read now or not; the next save asks again
+            self._adopt()
         if self._readback == "behind":
             self._behind = self._pool.submit(self._read_behind, root)
         return root
@@ -228,6 +235,16 @@ class Run:
                 raise
             error.add_note(f"besides, the readback of the last checkpoint failed: {failure}")
 
+    def _adopt(self) -> None:
+        """Take what the last save committed as what the next one follows."""
+        if self._committed is None:
+            return
+        root, generation = self._committed
+        checkpoint, head = self.store.checkpoint(root), self.store.refs.record(self.ref, generation)
+        self.root, self.checkpoint, self._head = root, checkpoint, head
+        self._restored = None
+        self._committed = None
+
     def _base(self) -> RefRecord | None:
         """The ref's record that the next checkpoint follows."""
         if not self._started:
@@ -242,21 +259,28 @@ class Run:
             self.skipped = []
         return self._head
 
+    def _restore(self, root: Digest, atomic: bool) -> None:
+        """Restore ``root``. What is interrupted or fails once live state may be overwritten leaves the run torn."""
+        torn, self._torn = self._torn, True
+        try:
+            self._restored = self.store.restore(root, self.state, atomic=atomic)
+        except (NotArmedError, TornRestoreError):
+            raise
+        except CkptStoreError:  # nothing was changed
+            self._torn = torn
+            raise
+        self._torn = False
+
+    def _present_binding(self) -> dict[str, object]:
+        """The given binding, or what decides bits in this process now: switches may be thrown in mid-run."""
+        return default_binding() if self._binding is None else self._binding
+
     def _check_binding(self, root: Digest, checkpoint: Checkpoint, allow_drift: bool) -> None:
-        stored = values.from_json(checkpoint.binding, "binding")
-        assert isinstance(stored, dict)
-        actual = values.from_json(values.to_json(self._binding, "binding"))
-        assert isinstance(actual, dict)
-        drifted = [
-            Deviation(f"binding.{key!s}", repr(stored.get(key)), repr(actual.get(key)))
-            for key in sorted(stored.keys() | actual.keys(), key=str)
-            if values.to_json(stored.get(key)) != values.to_json(actual.get(key))
-        ]
+        drifted = _drift(checkpoint, self._present_binding())
         if drifted and not allow_drift:
             listed = "; ".join(f"{d.code} is {d.actual}, stored {d.expected}" for d in drifted)
             hint = "run with the stored settings, or resume(allow_drift=True): the next checkpoint then says so"
             raise MismatchError(f"binding of checkpoint {root.short}", listed, hint)
-        self._deviations = drifted
 
     def _parent_in_log(self, root: Digest) -> Digest | None:
         """The root before ``root`` in the ref's own log, for a head whose document cannot be read."""
@@ -266,11 +290,6 @@ class Run:
                 return record.root
             seen = seen or record.root == root
         return None
-
-    def _note_metrics(self, root: Digest, metrics: Mapping[str, object]) -> None:
-        details = values.to_json(dict(metrics), "metrics")
-        receipt = Receipt("metrics", root, None, 0, 0, 0, "none", now(), self.store.url, (), details)
-        self.store.add_receipt(receipt)
 
     def _read_behind(self, root: Digest) -> None:
         report = verify(self.store.backend, root, skip=self._read_back)
@@ -283,3 +302,16 @@ class Run:
         behind, self._behind = self._behind, None
         if behind is not None:
             behind.result()
+
+
+def _drift(parent: Checkpoint, binding: Mapping[str, object]) -> list[Deviation]:
+    """What of ``binding`` is not as it was in ``parent``."""
+    stored = values.from_json(parent.binding, "binding")
+    actual = values.from_json(values.to_json(dict(binding), "binding"))
+    assert isinstance(stored, dict)
+    assert isinstance(actual, dict)
+    return [
+        Deviation(f"binding.{key!s}", repr(stored.get(key)), repr(actual.get(key)))
+        for key in sorted(stored.keys() | actual.keys(), key=str)
+        if values.to_json(stored.get(key)) != values.to_json(actual.get(key))
+    ]

@@ -1,4 +1,8 @@
-"""Save: a captured state of live torch objects, written as a shard."""
+"""Save: a captured state of live torch objects, written as a shard.
+
+Live memory is read while it is written. Whatever other threads do to it meanwhile, what is stored has the digest that
+it is stored under; and a state that changed before all of it was written is refused, and no checkpoint names it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from functools import partial
 from ckptstore.backends.protocol import Buffer
 from ckptstore.capture import Captured, TrainingState
 from ckptstore.commit import Attempt, give_up, publish
-from ckptstore.errors import CkptStoreError
+from ckptstore.errors import RefusedError, UsageError
 from ckptstore.format import values
+from ckptstore.format.canonical import MAX_INT
 from ckptstore.format.digest import Digest
 from ckptstore.format.progress import Cursor, Progress
 from ckptstore.format.records import ShardReceipt
@@ -30,17 +35,32 @@ class HashSink:
         return Digest.of(data)
 
 
+class _OwnBytes:
+    """Gives a store bytes that nobody else can change between hashing and writing."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def put_object(self, data: Buffer, /) -> Digest:
+        """Store an object."""
+        return self._sink.put_object(bytes(data))
+
+    def put_document(self, data: bytes, /) -> Digest:
+        """Store a document."""
+        return self._sink.put_document(data)
+
+
 def write_shard(captured: Captured, index: int, count: int, sink: Sink) -> WrittenShard:
     """Write everything that one worker owns: objects, then pages, then the shard document.
 
     Args:
-        captured: the state; its tensors must not change meanwhile.
+        captured: the state.
         index: this shard's number, from 0.
         count: number of shards of the checkpoint.
         sink: takes objects and documents; called from several threads.
 
     Raises:
-        RefusedError: an entry is given twice or is too large; nothing of it was written.
+        RefusedError: an entry is given twice or is too large, or a tensor changed before all of them were written.
     """
     tensors = [
         TensorBytes(
@@ -60,7 +80,29 @@ def write_shard(captured: Captured, index: int, count: int, sink: Sink) -> Writt
         aliases=captured.aliases,
         rng=captured.rng,
     )
-    return write_contents(contents, index, count, sink)
+    written = write_contents(contents, index, count, sink)
+    changed = [source.name for source in captured.tensors if source.is_changed()]
+    if changed:
+        listed = ", ".join(changed[:10]) + (f" and {len(changed) - 10} more" if len(changed) > 10 else "")
+        raise RefusedError("live state", f"changed while it was saved: {listed}", "let no other thread train meanwhile")
+    return written
+
+
+def check_place(step: int, index: int, count: int, cursors: Mapping[str, Cursor]) -> None:
+    """UsageError for a step, a shard number or a cursor that no checkpoint can hold."""
+    limits = {"step": (step, 0), "index": (index, 0), "count": (count, 1)}
+    for name, cursor in cursors.items():
+        if type(name) is not str or not name or type(cursor.unit) is not str or not cursor.unit:
+            raise UsageError(f"cursor {name!r:.60}", f"its name or its unit {cursor.unit!r:.60} is not a text")
+        values.check_text(name + cursor.unit, f"cursor {name!r:.60}")
+        limits[f"position of cursor {name}"] = (cursor.position, 0)
+        if cursor.per_step is not None:
+            limits[f"per_step of cursor {name}"] = (cursor.per_step, 0)
+    for what, (number, least) in limits.items():
+        if type(number) is not int or not least <= number <= MAX_INT:
+            raise UsageError(what, f"{number!r:.60} is not an int from {least} to 2^53 - 1", "convert it with int()")
+    if index >= count:
+        raise UsageError("index", f"{index} of {count} shards, which are numbered from 0")
 
 
 def save_shard(
@@ -77,9 +119,10 @@ def save_shard(
     files: Digest | None,
 ) -> ShardReceipt:
     """Write one worker's shard durably, and publish its receipt if there are others; see :meth:`Store.save_shard`."""
+    check_place(step, index, count, cursors)
     try:
         captured = state.capture()
-        written = write_shard(captured, index, count, objects)
+        written = write_shard(captured, index, count, _OwnBytes(objects))
         receipt = ShardReceipt(
             attempt=attempt.nonce,
             index=index,
@@ -92,7 +135,7 @@ def save_shard(
             files=files,
             shard=written.digest,
         )
-    except CkptStoreError as error:
+    except Exception as error:  # whatever it was, the other workers must not wait for it
         if count > 1:
             give_up(objects, attempt, index=index, count=count, step=step, reason=str(error))
         raise

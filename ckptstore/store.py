@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from logging import getLogger
 from pathlib import Path
 from threading import Lock
@@ -24,6 +24,7 @@ from ckptstore.errors import (
     UsageError,
 )
 from ckptstore.findings import Place, raise_finding
+from ckptstore.format import values
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name, receipt_key, receipt_prefix
@@ -36,9 +37,10 @@ from ckptstore.format.records import (
 )
 from ckptstore.format.shard import Alias
 from ckptstore.format.tree import Preparation, Tree
-from ckptstore.leases import lease
+from ckptstore.lazy import load
+from ckptstore.leases import lease, now
 from ckptstore.meter import OnProgress
-from ckptstore.names import checkpoints, resolve
+from ckptstore.names import checkpoints, is_ref_name, resolve
 from ckptstore.objects import Objects, malformed, writable
 from ckptstore.pins import pinned_shards
 from ckptstore.refs import Refs
@@ -59,7 +61,8 @@ class Store:
         self.backend = backend
         self.objects = Objects(backend)
         self.refs = Refs(backend)
-        self._lease_depth = 0
+        self._lease = ExitStack()
+        self._lease_holders = 0
         self._lease_lock = Lock()
 
     @property
@@ -144,27 +147,25 @@ class Store:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Hold this store object's writer's lease; within another one of the same object it is that one."""
+        """Hold a writer's lease: one for all who hold it through this store object, from the first to the last."""
         with self._lease_lock:
-            outermost = self._lease_depth == 0
-            self._lease_depth += 1
+            if not self._lease_holders:
+                self._lease.enter_context(lease(self.backend))
+            self._lease_holders += 1
         try:
-            if outermost:
-                with lease(self.backend):
-                    yield
-            else:
-                yield
+            yield
         finally:
             with self._lease_lock:
-                self._lease_depth -= 1
+                self._lease_holders -= 1
+                if not self._lease_holders:
+                    self._lease.close()
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def run(self, ref: str, **options: Any) -> Run:
         """A training run that saves to ``ref``; see :class:`ckptstore.run.Run` for the arguments. Needs torch."""
-        from ckptstore.run import Run
-
-        return Run(self, ref, **options)
+        run: Run = load("ckptstore.run").Run(self, ref, **options)
+        return run
 
     def begin(self, ref: str) -> Attempt:
         """Begin an attempt at moving ``ref``: decided once, given to all workers."""
@@ -200,10 +201,8 @@ class Store:
             RefusedError: something cannot be stored exactly; named; nothing was written. The attempt has a receipt that
                 says so, and the other workers abort at once.
         """
-        from ckptstore.save import save_shard
-
         with self.lease():
-            return save_shard(
+            receipt: ShardReceipt = load("ckptstore.save").save_shard(
                 self.objects,
                 state,
                 attempt,
@@ -215,6 +214,7 @@ class Store:
                 cursors=cursors or {},
                 files=files,
             )
+        return receipt
 
     def give_up(self, attempt: Attempt, *, index: int, count: int, step: int, reason: str) -> None:
         """Tell the other workers of an attempt that this one has no shard, so that they abort at once."""
@@ -231,6 +231,7 @@ class Store:
         replicas: Sequence[Replica] = (),
         deviations: Sequence[Deviation] = (),
         tracks_step: Mapping[str, bool] | None = None,
+        metrics: Mapping[str, object] | None = None,
         readback: bool = False,
     ) -> Digest:
         """Join the shards of an attempt and move the ref; returns the root. Needs no torch.
@@ -244,20 +245,29 @@ class Store:
             replicas: entries that several shards hold with equal values.
             deviations: why this is not an exact continuation of the parent.
             tracks_step: by counter name, whether it must equal the step (inferred where left out).
+            metrics: plain values that are kept as a receipt beside the checkpoint, from before the ref moves.
             readback: read the whole closure back before the ref moves.
 
         Raises:
             CommitAbortedError: the attempt did not come about; the ref is fenced, so everybody learns the same.
             ConflictError: somebody else moved the ref.
         """
+        details = None if metrics is None else values.to_json(dict(metrics), "metrics")
         if receipts is None:
             if count is None:
                 raise UsageError("commit", "neither receipts nor the number of shards to wait for was given")
             try:
                 receipts = collect(self.objects, attempt, count, deadline)
             except CommitAbortedError:
-                self.refs.fence(attempt.ref)
+                self.refs.fence(attempt.ref, attempt.generation)
                 raise
+
+        def before_ref(root: Digest) -> None:
+            if readback:
+                self._readback_or_raise(root)
+            if details is not None:
+                self.add_receipt(Receipt("metrics", root, None, 0, 0, 0, "none", now(), self.url, (), details))
+
         root = commit(
             self.objects,
             self.refs,
@@ -267,7 +277,7 @@ class Store:
             replicas=replicas,
             deviations=deviations,
             tracks_step=tracks_step,
-            before_ref=self._readback_or_raise if readback else None,
+            before_ref=before_ref,
         )
         self.note_in_catalogue(root)
         return root
@@ -285,9 +295,8 @@ class Store:
     ) -> Restored:
         """Put a checkpoint, or this process's shard of it, into live objects in place; see
         :func:`ckptstore.restore.restore`."""
-        from ckptstore.restore import restore
-
-        return restore(self.objects, root, state, shard=shard, atomic=atomic)
+        restored: Restored = load("ckptstore.restore").restore(self.objects, root, state, shard=shard, atomic=atomic)
+        return restored
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -332,7 +341,7 @@ class Store:
         """
         if isinstance(name, Digest):
             return verification.verify(self.backend, name, shards, progress, files=files)
-        if name in self.refs.names():
+        if is_ref_name(name):
             found = self.refs.findings(name)
             try:
                 root = self.resolve(name)

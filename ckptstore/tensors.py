@@ -1,17 +1,21 @@
-"""Live tensors as bytes and back: which kinds are stored, which share a storage, and their bytes chunk by chunk."""
+"""Live tensors as bytes and back: which kinds are stored, their bytes chunk by chunk, and tensors inside values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ckptstore.errors import RefusedError
+from ckptstore.format import canonical, values
 from ckptstore.format.canonical import MAX_DEPTH
-from ckptstore.format.tensors import CHUNK
-from ckptstore.format.values import TensorValue
+from ckptstore.format.page import Role, ValueEntry, show_role
+from ckptstore.format.tensors import CHUNK, MAX_CHUNKS
+from ckptstore.format.values import VALUE_TENSOR_LIMIT, EntryRef, TensorValue
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bool: "bool",
@@ -40,6 +44,39 @@ if hasattr(torch, "float8_e8m0fnu"):
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
 
+DEVICES = ("cpu", "cuda")
+"""Kinds of devices whose generators the format names; training elsewhere would lose its random numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """A live tensor that becomes an entry, with the marks by which a change of it while it is written is seen."""
+
+    path: str
+    role: Role
+    tensor: Tensor
+    version: int
+    address: int
+
+    @classmethod
+    def of(cls, path: str, role: Role, tensor: Tensor) -> TensorSource:
+        """The source of ``tensor`` as it is now."""
+        return cls(path, role, tensor, _version(tensor), tensor.data_ptr())
+
+    @property
+    def name(self) -> str:
+        """Role and path, for messages."""
+        return f"{show_role(self.role)} {self.path!r:.120}"
+
+    def is_changed(self) -> bool:
+        """Whether torch wrote to the tensor, or gave it another memory, since this source was made."""
+        return (_version(self.tensor), self.tensor.data_ptr()) != (self.version, self.address)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often torch has written to the tensor in place; what was made in inference mode does not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
 
 def type_name(item: object) -> str:
     """Qualified name of the type of ``item``."""
@@ -51,8 +88,10 @@ def check_tensor(tensor: Tensor, where: str) -> None:
     reason = ""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         reason = f"a tensor of the subclass {type_name(tensor)}"
+        if torch.nn.parameter.is_lazy(tensor):
+            reason = "a tensor of a lazy module that saw no batch yet"
     elif tensor.is_meta:
-        reason = "a meta tensor has no values"
+        reason = "a meta tensor, which has no values,"
     elif tensor.layout is not torch.strided:
         reason = f"a tensor of layout {tensor.layout}"
     elif tensor.is_quantized:
@@ -61,69 +100,12 @@ def check_tensor(tensor: Tensor, where: str) -> None:
         reason = "a nested tensor"
     elif tensor.dtype not in DTYPES:
         reason = f"a tensor of dtype {tensor.dtype}"
+    elif tensor.device.type not in DEVICES:
+        reason = f"the generator of a {tensor.device.type} device has no name in format 1: state that is trained there"
+    elif tensor.numel() * tensor.element_size() > MAX_CHUNKS * CHUNK:
+        reason = f"a tensor of more than {MAX_CHUNKS} chunks (256 GiB)"
     if reason:
         raise RefusedError(where, f"{reason} cannot be stored exactly", "leave it out or convert it before saving")
-
-
-def find_aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Owner of each path: identical views of one storage belong to the bytewise smallest path.
-
-    Raises:
-        RefusedError: two views overlap and are not identical.
-    """
-    owners: dict[str, str] = {}
-    seen: dict[tuple[object, ...], str] = {}
-    spans: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
-    for path in sorted(tensors, key=str.encode):
-        tensor = tensors[path]
-        if tensor.numel() == 0:
-            owners[path] = next((owner for owner in owners if tensors[owner] is tensor), path)
-            continue
-        storage = tensor.untyped_storage().data_ptr()
-        view = (
-            str(tensor.device),
-            storage,
-            tensor.storage_offset(),
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-        if view in seen:
-            owners[path] = seen[view]
-            continue
-        seen[view] = owners[path] = path
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        start = int(tensor.storage_offset()) * tensor.element_size()
-        end = start + (int(last) + 1) * tensor.element_size()
-        spans.setdefault((str(tensor.device), storage), []).append((start, end, path))
-    for views in spans.values():
-        views.sort()
-        for index, (_, end, path) in enumerate(views):
-            for start, _, other in views[index + 1 :]:
-                if start >= end:
-                    break
-                if _share_elements(tensors[path], tensors[other]):
-                    raise RefusedError(
-                        f"tensors {path!r:.120} and {other!r:.120}",
-                        "they are views of one storage that overlap and are not identical",
-                        "save the storage's owner and make the views from it",
-                    )
-    return owners
-
-
-def _share_elements(left: Tensor, right: Tensor) -> bool:
-    """Whether two views of one storage have a byte in common: mark the bytes of one, look at those of the other."""
-    marks = torch.zeros(left.untyped_storage().nbytes(), dtype=torch.bool)
-
-    def bytes_of(tensor: Tensor) -> Tensor:
-        size = tensor.element_size()
-        strides = [stride * size for stride in tensor.stride()]
-        return marks.as_strided((*tensor.shape, size), (*strides, 1), tensor.storage_offset() * size)
-
-    bytes_of(left).fill_(True)
-    return bool(bytes_of(right).any())
 
 
 def chunks(tensor: Tensor) -> Iterator[memoryview]:
@@ -170,14 +152,17 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
 def tensor_value(tensor: Tensor, where: str) -> TensorValue:
     """A small tensor as a value, for state dicts that hold tensors."""
     check_tensor(tensor, where)
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes > VALUE_TENSOR_LIMIT:
+        why = f"a tensor of {nbytes} bytes inside a value, over the limit of {VALUE_TENSOR_LIMIT}"
+        raise RefusedError(where, why, "make it a buffer of a module that is saved")
     return TensorValue(DTYPES[tensor.dtype], tuple(tensor.shape), b"".join(chunks(tensor)))
 
 
 def value_tensor(value: TensorValue) -> Tensor:
     """The tensor of a value, on the CPU."""
-    flat = (
-        torch.frombuffer(bytearray(value.data), dtype=torch.uint8) if value.data else torch.empty(0, dtype=torch.uint8)
-    )
+    flat = torch.empty(len(value.data), dtype=torch.uint8, device="cpu")
+    flat.numpy()[:] = memoryview(value.data)
     return flat.view(TORCH_DTYPES[value.dtype]).reshape(value.shape)
 
 
@@ -192,18 +177,12 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         return tensor_value(value, where)
     if type(value) in (list, tuple):
         return type(value)(plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
-    if isinstance(value, dict):
+    if type(value) in _MAPPINGS:
         copy = value.copy()
         for key, item in value.items():
             copy[key] = plain(item, f"{where}[{key!r:.60}]", depth + 1)
         return copy
     return value
-
-
-def check_depth(depth: int, where: str) -> None:
-    """RefusedError for what is nested deeper than any document, above all for what contains itself."""
-    if depth > MAX_DEPTH:
-        raise RefusedError(where[:200], f"nested deeper than {MAX_DEPTH}, or it contains itself", "store plain values")
 
 
 def live(value: Any) -> Any:
@@ -212,9 +191,76 @@ def live(value: Any) -> Any:
         return value_tensor(value)
     if type(value) in (list, tuple):
         return type(value)(live(item) for item in value)
-    if isinstance(value, dict):
+    if type(value) in _MAPPINGS:
         copy = value.copy()
         for key, item in value.items():
             copy[key] = live(item)
         return copy
     return value
+
+
+def lift(value: Any, where: str, suffix: tuple[str, ...] = ()) -> tuple[Any, list[tuple[tuple[str, ...], Tensor]]]:
+    """``value`` with a reference in the place of every tensor, and those tensors with their suffixes (F-44).
+
+    A suffix is the way to the tensor: positions in lists and tuples, keys of mappings. Where a mapping has keys that
+    are no texts, all its keys are written as typed values.
+
+    Raises:
+        RefusedError: a tensor or a key cannot be stored exactly, or it is nested too deeply.
+    """
+    check_depth(len(suffix), where)
+    if isinstance(value, Tensor):
+        check_tensor(value, where)
+        return EntryRef(suffix), [(suffix, value)]
+    found: list[tuple[tuple[str, ...], Tensor]] = []
+
+    def part(item: Any, key: object, name: str) -> Any:
+        lifted, tensors = lift(item, f"{where}[{key!r:.60}]", (*suffix, name))
+        found.extend(tensors)
+        return lifted
+
+    if type(value) in (list, tuple):
+        return type(value)(part(item, i, str(i)) for i, item in enumerate(value)), found
+    if type(value) in _MAPPINGS:
+        copy = value.copy()
+        texts = all(type(key) is str for key in value)
+        for key, item in value.items():
+            name = key if texts else canonical.encode(values.to_json(key, f"{where} key")).decode()
+            copy[key] = part(item, key, name)
+        return copy, found
+    return value, found
+
+
+def state_entries(path: str, role: Role, value: Any) -> tuple[list[TensorSource], list[ValueEntry]]:
+    """The entries of a state value: a tensor is one; anything else is a value whose tensors are entries below its role.
+
+    Raises:
+        RefusedError: it cannot be stored exactly.
+    """
+    where = f"{show_role(role)} {path!r:.120}"
+    lifted, found = lift(value, where)
+    sources = [TensorSource.of(path, role + suffix, tensor) for suffix, tensor in found]
+    return sources, [] if isinstance(value, Tensor) else [ValueEntry(path, role, values.to_json(lifted, where))]
+
+
+def put_back(value: Any, tensor: Callable[[tuple[str, ...]], Tensor]) -> Any:
+    """The inverse of :func:`lift`: ``tensor`` gives the tensor of a suffix."""
+    if type(value) is EntryRef:
+        return tensor(value.suffix)
+    if type(value) in (list, tuple):
+        return type(value)(put_back(item, tensor) for item in value)
+    if type(value) in _MAPPINGS:
+        copy = value.copy()
+        for key, item in value.items():
+            copy[key] = put_back(item, tensor)
+        return copy
+    return live(value)
+
+
+def check_depth(depth: int, where: str) -> None:
+    """RefusedError for what is nested deeper than any document, above all for what contains itself."""
+    if depth > MAX_DEPTH:
+        raise RefusedError(where[:200], f"nested deeper than {MAX_DEPTH}, or it contains itself", "store plain values")
+
+
+_MAPPINGS = (dict, OrderedDict, Counter)

@@ -63,11 +63,13 @@ def transfer(
     closure = read_closure(source, root, shards, files=files)
     sender = _Sender(source, Objects(target, medium=True))
     with lease(target):
-        outcomes = sender.send_closure(closure, progress)
-        _send_history(source, target, closure)
+        outcomes = sender.send_objects(closure, progress)
+        # Whatever says what of a checkpoint is not here on purpose comes before the checkpoint.
         if shards is not None:
             pin = Pin(tuple(sorted(shards)), f"{operation} of some shards")
             store.create(pin_key(root, secrets.token_hex(16)), pin.encode())
+        _send_history(source, target, closure)
+        outcomes += sender.send_documents(closure)
     return sender.sum_up(root, operation, closure, outcomes)
 
 
@@ -94,7 +96,7 @@ def send_shard(source: Objects, target: ReadBackend, digest: Digest, index: int,
     closure = read_shard(source, digest, index, count)
     sender = _Sender(source, Objects(target, medium=True))
     with lease(target):
-        outcomes = sender.send_closure(closure, None)
+        outcomes = [*sender.send_objects(closure, None), *sender.send_documents(closure)]
     return sender.sum_up(digest, "push", closure, outcomes)
 
 
@@ -115,8 +117,8 @@ class _Sender:
         self._source = source
         self._target = target
 
-    def send_closure(self, closure: Closure, progress: OnProgress | None) -> list[_Outcome]:
-        """Make sure that the target gives back every object, then every document, children before parents."""
+    def send_objects(self, closure: Closure, progress: OnProgress | None) -> list[_Outcome]:
+        """Make sure that the target gives back every object."""
         outcomes: list[_Outcome] = []
         total = sum(need.length for need in closure.objects.values())
         done = 0
@@ -125,9 +127,11 @@ class _Sender:
             done += need.length
             if progress is not None:
                 progress(done, total)
-        for key in reversed(closure.documents):
-            outcomes.append(self.send_document(key))
         return outcomes
+
+    def send_documents(self, closure: Closure) -> list[_Outcome]:
+        """Make sure that the target gives back every document, children before parents; its objects are there."""
+        return [self.send_document(key) for key in reversed(closure.documents)]
 
     def send_object(self, need: Need) -> tuple[Need, _Outcome]:
         """Make sure that the target gives back this object."""
@@ -216,8 +220,9 @@ def _send_history(source: Objects, target: ReadBackend, closure: Closure) -> Non
         except CkptStoreError:
             return  # history that the source itself has lost; verify says so at both ends
         assert data is not None
-        documents.put(document_key(parent), parent, data)
         checkpoint = Checkpoint.parse(data)
         if any(store.stat(document_key(shard)) is None for shard in checkpoint.shards):
+            # First this, or a crash would leave a checkpoint that seems to have lost its closure.
             store.create(retired_key(parent), Retired("history only: its closure was not transferred").encode())
+        documents.put(document_key(parent), parent, data)
         parent = checkpoint.parent

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckptstore.backends.protocol import ReadBackend, ReadbackMethod
 from ckptstore.closure import Closure, Need, read_closure
-from ckptstore.errors import CkptStoreError, MalformedError
+from ckptstore.errors import CkptStoreError, NotFoundError
 from ckptstore.findings import Finding, Kind, Place, exit_code
 from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
@@ -139,32 +139,31 @@ def check_object(objects: Objects, key: str, need: Need) -> tuple[Need, list[Fin
         spread = [
             Finding(f.kind, place, f.key, f.message, f.expected, f.actual) for f in found for place in need.places
         ]
-        if need.slots and found[0].kind is not Kind.MISSING:
-            spread += _bad_slots(objects.backend, key, need)
-        elif need.slots:
-            spread += [
-                Finding(Kind.MISSING, place, key, "its pack is not in the store") for place in need.slot_places.values()
-            ]
+        kind = found[0].kind
+        if kind in (Kind.MISSING, Kind.UNREADABLE):
+            why = "its pack is not in the store" if kind is Kind.MISSING else "its pack cannot be read"
+            spread += [Finding(kind, place, key, why) for place in need.slots.values()]
+        else:
+            spread += _bad_slots(_as_far_as_it_is_there(objects.backend, key, need), key, need)
         return need, spread, 0
-    for digest, slot in need.slots.items():
-        actual = Digest.of(memoryview(data)[slot.offset : slot.offset + slot.length])
-        if actual != digest:
-            message = f"wrong bytes at {slot.offset} of its pack"
-            found.append(Finding(Kind.CORRUPT, need.slot_places[digest], key, message, str(digest), str(actual)))
-    return need, found, len(data)
+    return need, list(_bad_slots(data, key, need)), len(data)
 
 
-def _bad_slots(backend: ReadBackend, key: str, need: Need) -> Iterator[Finding]:
-    """Which chunks of a damaged pack are damaged."""
+def _as_far_as_it_is_there(backend: ReadBackend, key: str, need: Need) -> bytes:
+    """The bytes of a damaged pack."""
     try:
-        data = backend.get(key, 0, need.length)
+        return backend.get(key, 0, need.length)
     except CkptStoreError:
-        data = b""
-    for digest, slot in need.slots.items():
-        actual = Digest.of(data[slot.offset : slot.offset + slot.length])
+        return b""
+
+
+def _bad_slots(data: bytes, key: str, need: Need) -> Iterator[Finding]:
+    """Which chunks are not at their place in a pack."""
+    view = memoryview(data)
+    for (offset, length, digest), place in need.slots.items():
+        actual = Digest.of(view[offset : offset + length])
         if actual != digest:
-            message = f"wrong bytes at {slot.offset} of its pack"
-            yield Finding(Kind.CORRUPT, need.slot_places[digest], key, message, str(digest), str(actual))
+            yield Finding(Kind.CORRUPT, place, key, f"wrong bytes at {offset} of its pack", str(digest), str(actual))
 
 
 def _ancestors(backend: ReadBackend, closure: Closure, found: list[Finding]) -> tuple[tuple[Ancestor, ...], int]:
@@ -175,7 +174,6 @@ def _ancestors(backend: ReadBackend, closure: Closure, found: list[Finding]) -> 
     while parent is not None:
         key = document_key(parent)
         place = Place(checkpoint=closure.root, part=f"ancestor {parent.short}")
-        checkpoint: Checkpoint | None = None
         try:
             data = backend.get(key, 0, DOCUMENT_LIMIT + 1)
             read += len(data)
@@ -183,16 +181,17 @@ def _ancestors(backend: ReadBackend, closure: Closure, found: list[Finding]) -> 
                 found.append(Finding(Kind.CORRUPT, place, key, "wrong bytes", str(parent), str(Digest.of(data))))
                 break
             checkpoint = Checkpoint.parse(data)
-        except MalformedError as error:
-            found.append(Finding(Kind.MALFORMED, place, key, str(error)))
-            break
-        except CkptStoreError as error:
-            found.append(Finding(Kind.ANCESTOR, place, key, error.why or "not in the store"))
+        except NotFoundError:
+            found.append(Finding(Kind.ANCESTOR, place, key, "not in the store"))
             ancestors.append(Ancestor(parent, None, "missing"))
             break
-        if all(backend.stat(document_key(shard)) is not None for shard in checkpoint.shards):
+        except CkptStoreError as error:
+            found.append(Finding(Kind.of(error), place, key, error.why or error.what))
+            break
+        present = [_is_there(backend, document_key(shard), place, found) for shard in checkpoint.shards]
+        if all(present):
             status = "present"
-        elif backend.stat(retired_key(parent)) is not None:
+        elif _is_there(backend, retired_key(parent), place, found):
             status = "retired"
         else:
             status = "missing"
@@ -200,3 +199,12 @@ def _ancestors(backend: ReadBackend, closure: Closure, found: list[Finding]) -> 
         ancestors.append(Ancestor(parent, checkpoint.step, status))
         parent = checkpoint.parent
     return tuple(ancestors), read
+
+
+def _is_there(backend: ReadBackend, key: str, place: Place, found: list[Finding]) -> bool:
+    """Whether there is such a key; what lies there without being one is there, and a finding."""
+    try:
+        return backend.stat(key) is not None
+    except CkptStoreError as error:
+        found.append(Finding(Kind.of(error), place, key, error.why or error.what))
+        return True

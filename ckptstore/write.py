@@ -159,6 +159,7 @@ class _PackWriter:
 
     def add(self, path: str, data: memoryview) -> Digest:
         """Take a short chunk; returns its digest."""
+        data = memoryview(bytes(data))  # what is hashed is what is stored, whatever happens to live memory
         digest = Digest.of(data)
         if self._layout.place(path, digest, len(data)):
             if self._layout.slots[digest].pack > len(self.digests):

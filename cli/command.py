@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import ckptstore
-from ckptstore.errors import NotFoundError
+from ckptstore.errors import CkptStoreError, NotFoundError
 
 from . import output
 from .exits import epilog
@@ -46,6 +46,11 @@ class Session:
         """A line on stderr; with ``--json`` nothing."""
         if not self.json:
             output.note(text)
+
+    def tell(self, error: CkptStoreError) -> int:
+        """The one line about an error after which the command goes on; returns its exit code."""
+        told = {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+        return output.error(told, error.exit_code, as_json=self.json)
 
     def scope(self, store: ckptstore.Store, root: ckptstore.Digest, shards: Collection[int]) -> tuple[int, ...] | None:
         """The shards asked for, else those that this store is pinned to hold, else None for all."""

@@ -23,7 +23,7 @@ INTERNAL = 7
 INTERRUPTED = 130
 ALWAYS = (0, USAGE, INTERNAL, INTERRUPTED)
 
-_WORST_FIRST = (3, 9, 5, 4)
+_WORST_FIRST = (3, 9, 5, 7, 4)
 
 
 def epilog(codes: Iterable[int]) -> str:
@@ -33,6 +33,6 @@ def epilog(codes: Iterable[int]) -> str:
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The exit code for several findings or roots: corrupt before malformed, refused, missing."""
+    """The exit code for several findings or roots: corrupt before malformed, refused, unreadable, missing."""
     found = set(codes) - {0}
     return next((code for code in _WORST_FIRST if code in found), max(found, default=0))

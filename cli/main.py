@@ -103,17 +103,10 @@ class _Warnings(logging.Handler):
 
 
 def _say(arguments: Sequence[str], error: Mapping[str, str], code: int) -> int:
-    """The one line about an error, or with ``--json`` one object. Returns ``code``."""
+    """The one line about an error. Returns ``code``."""
     from . import output
 
-    if "--json" in arguments:
-        output.record({"type": "error", **error, "exit_code": code}, err=True)
-        return code
-    separator = "; " if error["error"] == "interrupted" else ": "
-    why = f"{separator}{error['why']}" if error["why"] else ""
-    hint = f" ({error['hint']})" if error["hint"] else ""
-    output.note(f"{PROGRAM}: {error['what']}{why}{hint}")
-    return code
+    return output.error(error, code, as_json="--json" in arguments)
 
 
 def _discard_stdout() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
+PROGRAM = "ckpt"
+
 # Control, format (bidirectional overrides among them), surrogates, private, unassigned; line and paragraph separators.
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
@@ -34,6 +36,19 @@ def note(text: str) -> None:
 def record(value: Mapping[str, object], *, err: bool = False) -> None:
     """One JSON object on one line."""
     click.echo(json.dumps(value, allow_nan=False, separators=(", ", ": ")), err=err)
+
+
+def error(told: Mapping[str, str], code: int, *, as_json: bool) -> int:
+    """The one line about an error (``error``: its code, ``what``, ``why``, ``hint``) on stderr, or one object. Returns
+    the exit code."""
+    if as_json:
+        record({"type": "error", **told, "exit_code": code}, err=True)
+        return code
+    separator = "; " if told["error"] == "interrupted" else ": "
+    why = f"{separator}{told['why']}" if told["why"] else ""
+    hint = f" ({told['hint']})" if told["hint"] else ""
+    note(f"{PROGRAM}: {told['what']}{why}{hint}")
+    return code
 
 
 def table(rows: Iterable[Sequence[object]], right: frozenset[int] = frozenset()) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ckptstore.errors import NotFoundError
+from ckptstore.errors import CkptStoreError, NotFoundError
 
 from . import output
 from .command import Session, command
 from .describe import text
-from .exits import epilog
+from .exits import epilog, worst
 
 
 @click.group("ref", epilog=epilog((3, 4, 5, 6, 8, 9)))
@@ -18,12 +18,17 @@ def COMMAND() -> None:
 
 
 @command("list", codes=(3, 4, 9))
-def list_refs(session: Session) -> None:
-    """List all refs with the generation and the root of each."""
+def list_refs(session: Session) -> int:
+    """List all refs with the generation and the root of each; one whose head is damaged is told, and the rest listed."""
     store = session.store()
     rows = []
+    codes = []
     for name in store.refs.names():
-        record = store.refs.head(name)
+        try:
+            record = store.refs.head(name)
+        except CkptStoreError as error:
+            codes.append(session.tell(error))
+            continue
         if record is None:
             continue
         if session.json:
@@ -31,6 +36,7 @@ def list_refs(session: Session) -> None:
         else:
             rows.append((name, record.generation, record.root or "nothing"))
     output.table(rows, right=frozenset({1}))
+    return worst(codes)
 
 
 @command("show", codes=(3, 4, 9))

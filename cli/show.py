@@ -10,26 +10,36 @@ from ckptstore import Checkpoint, CkptStoreError, Digest, Store
 
 from . import describe, output
 from .command import Session, command
+from .exits import worst
 
 
 @command("show", codes=(3, 4, 9))
 @click.argument("root")
-def COMMAND(session: Session, root: str) -> None:
-    """Show what a checkpoint says: step, parent, roots, shards, progress, binding, and the receipts about it."""
+def COMMAND(session: Session, root: str) -> int:
+    """Show what a checkpoint says: step, parent, roots, shards, progress, binding, and the receipts about it.
+
+    A shard that cannot be read is shown as such, and unless this store is pinned to others, it decides the exit code.
+    """
     store = session.store()
     digest = store.resolve(root)
     checkpoint = store.checkpoint(digest)
-    shards = [_shard(store, digest, index, document) for index, document in enumerate(checkpoint.shards)]
+    scope = store.scope(digest)
+    shards, codes = [], []
+    for index, document in enumerate(checkpoint.shards):
+        described, code = _shard(store, digest, index, document)
+        shards.append(described)
+        codes.append(code if scope is None or index in scope else 0)
     receipts = store.receipts(digest)
     if session.json:
         kept = [describe.receipt(receipt) for receipt in receipts]
         output.record(describe.checkpoint(digest, checkpoint) | {"shards": shards, "receipts": kept})
-        return
+        return worst(codes)
     output.fields(_fields(digest, checkpoint))
     for shard in shards:
         output.fields([("shard", _shard_line(shard))])
     for receipt in receipts:
         output.fields([("receipt", describe.receipt_line(receipt))])
+    return worst(codes)
 
 
 def _fields(root: Digest, checkpoint: Checkpoint) -> list[tuple[str, object]]:
@@ -63,15 +73,15 @@ def _fields(root: Digest, checkpoint: Checkpoint) -> list[tuple[str, object]]:
     return found
 
 
-def _shard(store: Store, root: Digest, index: int, document: Digest) -> dict[str, Any]:
-    """What is known of a shard; ``error`` says why it could not be read (a partial store has only some)."""
+def _shard(store: Store, root: Digest, index: int, document: Digest) -> tuple[dict[str, Any], int]:
+    """What is known of a shard, and 0 or the exit code of the ``error`` for which it could not be read."""
     described: dict[str, Any] = {"index": index, "digest": str(document)}
     try:
         view = store.closure(root, [index], files=False).shards[index]
     except CkptStoreError as error:
-        return described | {"error": str(error)}
+        return described | {"error": str(error)}, error.exit_code
     tensors = list(view.tensors())
-    return described | {
+    described |= {
         "tensors": len(tensors),
         "bytes": sum(entry.nbytes for entry in tensors),
         "entries": len(view.entries),
@@ -83,6 +93,7 @@ def _shard(store: Store, root: Digest, index: int, document: Digest) -> dict[str
         "generators": [entry.name for entry in view.shard.rng],
         "aliases": {alias.path: alias.owner for alias in view.shard.aliases},
     }
+    return described, 0
 
 
 def _shard_line(shard: dict[str, Any]) -> str:

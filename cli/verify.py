@@ -9,7 +9,7 @@ import click
 
 import ckptstore
 from ckptstore import Digest, Store
-from ckptstore.errors import BackendError
+from ckptstore.errors import CkptStoreError
 
 from . import output
 from .command import Session, command, shard_option
@@ -104,7 +104,7 @@ def _keep_receipt(
     left_out += [] if files else ["without its files"]
     try:
         store.add_receipt(replace(report.receipt(store.url), exceptions=tuple(left_out)))
-    except BackendError as error:
+    except CkptStoreError as error:
         session.note(f"no receipt is kept: {error}")
         return False
     return True

@@ -15,7 +15,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # The rooms that read or write live tensors and torch's own state.
-LIVE = tuple(f"ckptstore.{name}" for name in ("binding", "capture", "restore", "rng", "tensors"))
+LIVE = tuple(
+    f"ckptstore.{name}"
+    for name in ("aliases", "binding", "capture", "modules", "optimizers", "restore", "rng", "tensors")
+)
 
 # Heavy third-party modules, and the only rooms that may import each (a module, or a package with all below it).
 OWNERS: dict[str, tuple[str, ...]] = {
@@ -314,3 +317,19 @@ def test_an_import_for_types_only_loads_nothing() -> None:
         "ckptstore.x", ROOT / "x.py", ast.parse("if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy")
     )
     assert [(found.module, found.for_types_only) for found in imports(source)] == [("torch", True), ("numpy", False)]
+
+
+def test_without_torch_saving_says_what_to_install(tmp_path: Path) -> None:
+    """Where torch is missing, `import torch` fails as it does here."""
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import ckptstore\n"
+        "try:\n"
+        "    ckptstore.open(sys.argv[1], create=True).run('main')\n"
+        "except ckptstore.errors.UsageError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "s")], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "torch is not installed (pip install 'ckptstore[torch]'" in done.stdout

@@ -13,7 +13,7 @@ import os
 import secrets
 import stat as modes
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +23,7 @@ from ckptstore.backends.medium import read_from_medium
 from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, check_key, check_prefix
 from ckptstore.backends.temporaries import TEMPORARIES, remove_stale, temporary
 from ckptstore.backends.window import window
-from ckptstore.errors import CorruptError, NotFoundError, ReadOnlyError, UsageError
+from ckptstore.errors import BackendError, CorruptError, NotFoundError, ReadOnlyError, UsageError
 
 QUARANTINE = "quarantine"
 
@@ -51,6 +51,7 @@ class DirectoryBackend:
             why = "it is not a directory" if os.path.lexists(self._path) else "there is no such directory"
             raise NotFoundError(f"store {self._path}", why, "check the path, or create a new store there")
         self._folders = Folders(self._path)
+        self._swept = False
 
     @classmethod
     def create_root(cls, path: str | os.PathLike[str]) -> Self:
@@ -118,7 +119,7 @@ class DirectoryBackend:
         ):
             created = False
             if self._present(folder, key) is None:
-                with temporary(self._folders, what, data) as (temporaries, name):
+                with self._temporary(what, data) as (temporaries, name):
                     created = self._publish(temporaries, name, folder, key)
             sync(folder)
         return created
@@ -139,7 +140,7 @@ class DirectoryBackend:
             storage_errors(what, self._path / key, needed=size),
             self._folders.opened(parts[:-1], make=True) as folder,
             self._folders.opened((QUARANTINE,), make=True) as quarantine,
-            temporary(self._folders, what, data) as (temporaries, name),
+            self._temporary(what, data) as (temporaries, name),
         ):
             while True:
                 if self._put_aside(folder, quarantine, key):
@@ -164,6 +165,14 @@ class DirectoryBackend:
     def remove_stale_temporaries(self) -> tuple[str, ...]:
         """Sweep up after writers that died: see :func:`ckptstore.backends.temporaries.remove_stale`."""
         return remove_stale(self._folders)
+
+    def _temporary(self, what: str, data: Buffer) -> AbstractContextManager[tuple[int, str]]:
+        """A new temporary; before the first one, those of writers that died are swept up."""
+        if not self._swept:
+            self._swept = True
+            with suppress(BackendError):  # what cannot be removed is invisible, and somebody else's
+                self.remove_stale_temporaries()
+        return temporary(self._folders, what, data)
 
     def _parts(self, key: str) -> tuple[str, ...]:
         parts = tuple(check_key(key).split("/"))

@@ -14,7 +14,7 @@ from ckptstore.diff.changes import Change, plain_changes, progress_changes, tree
 from ckptstore.diff.difference import Difference, HyperChange, Move, RngChange, TensorChange, TensorSide
 from ckptstore.diff.numeric import Comparison, compare, fold
 from ckptstore.diff.side import CountingObjects, Documents, Key, Side
-from ckptstore.errors import CkptStoreError, CorruptError, MalformedError, NotFoundError
+from ckptstore.errors import BackendError, CkptStoreError, CorruptError, MalformedError, NotFoundError
 from ckptstore.findings import Finding, Kind, Place
 from ckptstore.format.canonical import Json, encode
 from ckptstore.format.checkpoint import Checkpoint
@@ -213,7 +213,7 @@ class _Comparer:
             return TensorChange(path, role, "kind", *sides)
         try:
             comparison = fold(self._chunk_comparisons(i, before, j, after))
-        except (CorruptError, NotFoundError, MalformedError) as error:
+        except (BackendError, CorruptError, NotFoundError, MalformedError) as error:
             return TensorChange(path, role, "unreadable", *sides, finding=self._finding(error, before))
         first = None if comparison.first is None else _index(comparison.first, before.shape)
         return TensorChange(path, role, "values", *sides, comparison=comparison, first=first)
@@ -234,8 +234,7 @@ class _Comparer:
             last, side.objects.last = side.objects.last, None
             if last is not None:
                 return last
-        kinds = {NotFoundError: Kind.MISSING, MalformedError: Kind.MALFORMED}
-        return Finding(kinds.get(type(error), Kind.CORRUPT), Place(role=entry.role, path=entry.path), "", str(error))
+        return Finding(Kind.of(error), Place(role=entry.role, path=entry.path), "", str(error))
 
     def _note_hyper(
         self, optimizer: str, before: Json, after: Json, path: str | None = None, group: int | None = None

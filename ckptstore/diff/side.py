@@ -9,12 +9,12 @@ from typing import TypeAlias, TypeVar
 from ckptstore.chunks import ChunkSource
 from ckptstore.closure import Pack, ShardView
 from ckptstore.errors import MalformedError
-from ckptstore.findings import Finding, Place, Report, raise_finding
+from ckptstore.findings import Finding, Kind, Place, Report, raise_finding
 from ckptstore.format.canonical import Json, encode
 from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key
-from ckptstore.format.packs import PackLayout, Slot
+from ckptstore.format.packs import PackLayout
 from ckptstore.format.page import Entry, HyperEntry, Role, TensorEntry, parse_page, show_role, sort_key
 from ckptstore.format.shard import PageRef, Shard
 from ckptstore.objects import Objects, malformed
@@ -93,6 +93,7 @@ class Side:
         self.whole = True
         """Whether all shards and pages that were asked for could be read, so that what was not seen is not there."""
         self._starts: dict[int, list[tuple[bytes, bytes]]] = {}
+        self._places: dict[Digest, list[tuple[int, PageRef]]] = {}
         self._packed: dict[tuple[int, Role], ChunkSource] = {}
         # Not by way of what is read already: that the other side has this root says nothing about this store.
         checkpoint = Documents().load(
@@ -107,12 +108,19 @@ class Side:
 
     def read_shards(self) -> None:
         for index, digest in enumerate(self.checkpoint.shards):
-            shard = self.load(digest, Shard.parse, f"shard {index} document")
+            part = f"shard {index} document"
+            shard = self.load(digest, Shard.parse, part)
+            if shard is not None and (shard.index, shard.count) != (index, len(self.checkpoint.shards)):
+                # Not read further: a forged checkpoint could name one shard a thousand times.
+                self._inconsistent(self.place.at(part=part), digest, "the shard is of another position")
+                shard = None
             if shard is None:
                 self.whole = False
-            else:
-                self.shards[index] = shard
-                self._starts[index] = [sort_key(ref.role, ref.path) for ref in shard.pages]
+                continue
+            self.shards[index] = shard
+            self._starts[index] = [sort_key(ref.role, ref.path) for ref in shard.pages]
+            for ref in shard.pages:
+                self._places.setdefault(ref.digest, []).append((index, ref))
 
     def pages(self) -> Iterator[tuple[int, PageRef]]:
         """(shard, page) in order."""
@@ -120,17 +128,13 @@ class Side:
 
     def holders(self) -> dict[Digest, tuple[int, ...]]:
         """The shards that hold each page."""
-        found: dict[Digest, tuple[int, ...]] = {}
-        for index, ref in self.pages():
-            found[ref.digest] = (*found.get(ref.digest, ()), index)
-        return found
+        return {digest: tuple(index for index, _ in places) for digest, places in self._places.items()}
 
     def read_page(self, digest: Digest) -> None:
         """Take in the entries of a page, for every shard that holds it."""
-        for index, ref in self.pages():
-            if ref.digest == digest:
-                for entry in self._page(index, ref) or ():
-                    self.entries.setdefault((entry.role, entry.path), {})[index] = entry
+        for index, ref in self._places.get(digest, ()):
+            for entry in self._page(index, ref) or ():
+                self.entries.setdefault((entry.role, entry.path), {})[index] = entry
 
     def pages_around(self, key: Key) -> Iterator[Digest]:
         """In each shard, the page that holds ``key`` if that shard does."""
@@ -183,17 +187,20 @@ class Side:
                 if isinstance(entry, TensorEntry) and entry.role == role and entry.tail:
                     layout.place(entry.path, entry.chunks[-1], entry.tail)
         digests = next((packs.digests for packs in shard.packs if packs.role == role), ())
-        lengths = layout.lengths()
-        if len(lengths) != len(digests):
+        packs = layout.packs()
+        if len(packs) != len(digests):
             what, why = f"{self.place.at(shard=index)}", f"packs of {show_role(role)} do not follow from its entries"
             raise MalformedError(what, why, "run ckpt verify")
-        slots: list[dict[Digest, Slot]] = [{} for _ in digests]
-        for digest, slot in layout.slots.items():
-            slots[slot.pack][digest] = slot
-        return [Pack(*pack) for pack in zip(digests, lengths, slots, strict=True)]
+        return [Pack(*pack) for pack in zip(digests, layout.lengths(), packs, strict=True)]
 
     def _page(self, index: int, ref: PageRef) -> tuple[Entry, ...] | None:
         place = self.place.at(shard=index, part=f"page {ref.digest.short}", role=ref.role, path=ref.path)
         entries = self.documents.load(self.objects, ref.digest, parse_page, place, self.findings.append)
+        if entries is not None and (len(entries), entries[0].role, entries[0].path) != (ref.count, ref.role, ref.path):
+            self._inconsistent(place, ref.digest, "the page is not the one that the shard describes")
+            entries = None
         self.whole = self.whole and entries is not None
         return entries
+
+    def _inconsistent(self, place: Place, document: Digest, message: str) -> None:
+        self.findings.append(Finding(Kind.INCONSISTENT, place, document_key(document), message))

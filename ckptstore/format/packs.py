@@ -49,11 +49,15 @@ class PackLayout:
             self._pack, self._offset = self._pack + 1, 0
         return new
 
+    def packs(self) -> list[dict[Digest, Slot]]:
+        """The slots of each pack by chunk digest, in order."""
+        packs: list[dict[Digest, Slot]] = []
+        for digest, slot in self.slots.items():
+            if slot.pack == len(packs):
+                packs.append({})
+            packs[slot.pack][digest] = slot
+        return packs
+
     def lengths(self) -> list[int]:
         """Length in bytes of each pack, in order."""
-        sizes: list[int] = []
-        for slot in self.slots.values():
-            if slot.pack == len(sizes):
-                sizes.append(0)
-            sizes[slot.pack] += slot.length
-        return sizes
+        return [sum(slot.length for slot in slots.values()) for slots in self.packs()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -112,7 +113,13 @@ def make_tensor_entry(
 
 def sort_key(role: Role, path: str) -> tuple[bytes, bytes]:
     """Order of entries: canonical bytes of the role, then UTF-8 bytes of the path."""
-    return canonical.encode(list(role)), path.encode()
+    return _role_bytes(role), path.encode()
+
+
+@lru_cache(maxsize=1024)
+def _role_bytes(role: Role) -> bytes:
+    """Canonical bytes of a role; most entries have one of a few."""
+    return canonical.encode(list(role))
 
 
 def encode_entry(entry: Entry) -> Json:

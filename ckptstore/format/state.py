@@ -92,17 +92,18 @@ def join_leaves(
     declared = set(replicas)
     joined: Leaves = {}
     holders: dict[LeafKey, list[int]] = {}
+    different: set[LeafKey] = set()
     wrong: list[str] = []
     for index, leaves in enumerate(shards):
         for key, value in leaves.items():
             holders.setdefault(key, []).append(index)
-            if key not in joined:
-                joined[key] = value
-            elif joined[key] != value and key in declared:
-                wrong.append(f"{_name(key)} is declared a replica but differs between shards {_list(holders[key])}")
+            if joined.setdefault(key, value) != value:
+                different.add(key)
     for key, indices in holders.items():
         if len(indices) > 1 and key not in declared:
             wrong.append(f"{_name(key)} is in shards {_list(indices)} and not declared a replica")
+        elif key in different:
+            wrong.append(f"{_name(key)} is declared a replica but differs between shards {_list(indices)}")
     wrong += [f"{_name(key)} is declared a replica and in no shard" for key in sorted(declared - joined.keys())]
     try:
         add_aliases(joined, ties)
@@ -122,11 +123,8 @@ def join_leaves(
 
 def state_root(leaves: Leaves) -> Digest:
     """Merkle root over the leaves sorted by (UTF-8 path, canonical role)."""
-    order = sorted((path.encode(), canonical.encode(list(role)), (path, role)) for path, role in leaves)
-    data = [
-        canonical.encode({"path": path, "role": list(role), "value": leaves[path, role]})
-        for _, _, (path, role) in order
-    ]
+    order = sorted(leaves, key=lambda key: sort_key(key[1], key[0])[::-1])
+    data = [canonical.encode({"path": path, "role": list(role), "value": leaves[path, role]}) for path, role in order]
     return _STATE.root(data, {})
 
 

@@ -86,7 +86,7 @@ def test_an_ambiguous_prefix_lists_what_it_fits(ckpt: Ckpt, stores: Stores) -> N
     done = ckpt("show", prefix, "--store", stores.url)
     assert done.code == 2
     assert all(root.short in done.err for root in both)
-    assert ckpt("show", both[0].hex[:40], "--store", stores.url).code == 0
+    assert ckpt("ref", "move", "new", both[0].hex[:40], "--store", stores.url).code == 0
 
 
 def test_a_store_of_another_format_is_refused_as_such(ckpt: Ckpt, stores: Stores) -> None:

@@ -402,7 +402,7 @@ def test_records_of_a_ref_stay_as_they_are(store: Store, root: Digest) -> None:
     parent = store.checkpoint(root).parent
     kept = {stat.key: store.backend.get(stat.key) for stat in store.backend.list("refs/")}
     first = store.refs.record("main", 1)
-    store.refs.fence("main")
+    store.refs.fence("main", store.begin("main").generation)
     store.move_ref("main", parent, root)
     store.move_ref("main", None, parent)
     with pytest.raises(ConflictError):

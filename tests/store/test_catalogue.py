@@ -145,7 +145,7 @@ class TestRows:
         commit(disk_store, 1)
         attempt = disk_store.begin("main")
         saved = disk_store.save_shard(ckptstore.TrainingState(model=model(7)), attempt, step=2)
-        disk_store.refs.fence("main")
+        disk_store.refs.fence("main", attempt.generation)
         with pytest.raises(ckptstore.CkptStoreError):
             disk_store.commit(attempt, [saved])
         (orphan,) = set(disk_store.checkpoints()) - {disk_store.head("main")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_lbfgs_state_that_belongs_to_no_parameter_comes_back(store: Store) -> No
 
 
 def live_root(training: Any) -> ckptstore.Digest:
-    scratch = ckptstore.open("memory:scratch-" + str(id(training)), create=True)
+    scratch = ckptstore.open(f"memory:{secrets.token_hex(8)}", create=True)
     return scratch.checkpoint(commit_state(scratch, "x", [training.state()], 1)).state_root
 
 
