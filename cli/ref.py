@@ -19,7 +19,7 @@ def COMMAND() -> None:
 
 @command("list", codes=(3, 4, 9))
 def list_refs(session: Session) -> int:
-    """List all refs with the generation and the root of each; one whose head is damaged is told, and the rest listed."""
+    """List all refs with generation and root; one whose head is damaged is told, and the rest listed."""
     store = session.store()
     rows = []
     codes = []

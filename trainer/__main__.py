@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ckptstore.errors import CkptStoreError, UsageError
+from trainer.errors import of_system
 
 INTERRUPTED = 130
 
@@ -27,9 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return command(options)
-    except CkptStoreError as error:
-        print(f"trainer: {error}", file=sys.stderr)
-        return error.exit_code
+    except (CkptStoreError, OSError) as error:
+        known = of_system(error, options.name) if isinstance(error, OSError) else error
+        print(f"trainer: {known}", file=sys.stderr)
+        return known.exit_code
     except KeyboardInterrupt:
         print("trainer: interrupted; no worker is left, and what was made is kept", file=sys.stderr)
         return INTERRUPTED
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     lifecycle.add_argument(
         "--sabotage", action="store_true", help="flip one bit after the restore; the run has to fail"
     )
-    lifecycle.set_defaults(command=_lifecycle)
+    lifecycle.set_defaults(name="lifecycle", command=_lifecycle)
 
     prepare = commands.add_parser(
         "prepare",
@@ -71,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     _prepared_options(prepare)
     prepare.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the three folders")
     prepare.add_argument("--store", metavar="URL", help="store for the trees (default: DIR/store)")
-    prepare.set_defaults(command=_prepare)
+    prepare.set_defaults(name="prepare", command=_prepare)
 
     worker = commands.add_parser(
         "worker",
@@ -89,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--pipe", type=int, metavar="FD", help="descriptor that events are written to, beside the file")
     worker.add_argument("--heartbeat", type=float, default=1.0, metavar="SECONDS", help="between two signs of life")
     worker.add_argument("--orders", type=Path, metavar="FILE", help="orders from a file instead of standard input")
-    worker.set_defaults(command=_worker)
+    worker.set_defaults(name="worker", command=_worker)
     return parser
 
 
@@ -109,10 +111,11 @@ def _prepared_options(parser: argparse.ArgumentParser) -> None:
 def _lifecycle(options: argparse.Namespace) -> int:
     from trainer.lifecycle.experiment import run_experiment
     from trainer.lifecycle.record import Settings
+    from trainer.preparation.planning import profile
 
     settings = Settings(
         out=fresh_folder(options.out),
-        profile=options.profile,
+        profile=profile(options.profile),
         operator=options.operator,
         mode=options.mode,
         compute=options.compute,
@@ -125,10 +128,11 @@ def _lifecycle(options: argparse.Namespace) -> int:
 
 def _prepare(options: argparse.Namespace) -> int:
     import ckptstore
+    from trainer.preparation.planning import profile
     from trainer.preparation.prepare import choose_compute, prepare
 
     compute = options.compute or choose_compute(options.kernels)
-    made = prepare(options.profile, options.out, compute=compute, kernels=options.kernels, mode=options.mode)
+    made = prepare(profile(options.profile), options.out, compute=compute, kernels=options.kernels, mode=options.mode)
     store = ckptstore.open(options.store or str(options.out / "store"), create=True)
     trees = [store.put_tree(folder) for folder in (made.plan_dir, made.inputs_dir, made.sources_dir)]
     identity = store.put_preparation(*trees)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ckptstore.errors import CkptStoreError, ConflictError, RefusedError
+import errno
+import os
+
+from ckptstore.errors import BackendError, CkptStoreError, ConflictError, NoSpaceError, RefusedError
 
 
 class ProtocolError(ConflictError):
@@ -33,3 +36,10 @@ class NumericsError(RefusedError):
     """This process cannot give the arithmetic that was asked for."""
 
     code = "numerics"
+
+
+def of_system(error: OSError, what: str) -> BackendError:
+    """What the operating system refused, as one of our errors: the file, if one is known, or ``what``, and why."""
+    kind = NoSpaceError if error.errno in (errno.ENOSPC, errno.EDQUOT) else BackendError
+    path = "" if error.filename is None else os.fsdecode(error.filename)
+    return kind(path or what, error.strerror or type(error).__name__)

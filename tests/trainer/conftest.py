@@ -17,7 +17,8 @@ from trainer.compute import numerics
 from trainer.compute.batch import Batch, Microbatch
 from trainer.compute.config import Config, Recipe, partition
 from trainer.compute.model import Shard, initialise
-from trainer.compute.step import Step, UpdateResult, build_optimizer
+from trainer.compute.result import UpdateResult
+from trainer.compute.step import Step, build_optimizer
 from trainer.compute.transport import LocalGroup, local_groups
 
 T = TypeVar("T")

@@ -21,11 +21,17 @@ class StandIn:
         self.rank, self.pipe, self.period = int(os.environ["RANK"]), options.pipe, options.heartbeat
         self.lock = threading.Lock()
         self.behaviour: dict[str, Any] = json.loads((options.host / "behaviour.json").read_text())
+        kept = options.host / "events" / f"generation-{options.generation}-shard-{self.rank}.jsonl"
+        kept.parent.mkdir(exist_ok=True)
+        self.kept = kept.open("ab", buffering=0)
 
     def say(self, event: str, **fields: Any) -> None:
         body = {"event": event, "at": time.monotonic(), "time": "2000-01-01T00:00:00.000Z", **fields}
         with self.lock:
-            os.write(self.pipe, json.dumps(body).encode() + b"\n")
+            line = json.dumps(body).encode() + b"\n"
+            self.kept.write(line)
+            if event not in self.behaviour.get("keeps to itself", ()):
+                os.write(self.pipe, line)
 
     def beat(self) -> None:
         while True:
@@ -43,7 +49,8 @@ class StandIn:
             self.say("listening", port=1)
         else:
             assert json.loads(sys.stdin.readline())["order"] == "join"
-        self.say("joined", shard=self.rank, environment=dict(os.environ))
+        found = {"binding": {}, "fenced": True, "parameters": 0, "staged_sources": True, "tensors": []}
+        self.say("joined", shard=self.rank, environment=dict(os.environ), **found)
         for line in sys.stdin:
             order = json.loads(line)
             getattr(self, order["order"])(order["with"])
@@ -58,7 +65,9 @@ class StandIn:
 
     def start(self, given: dict[str, Any]) -> None:
         if self.behaviour.get("garbage"):
-            os.write(self.pipe, b"not an event\n")
+            os.write(self.pipe, self.behaviour["garbage"].encode() + b"\n")
+        if self.behaviour.get("never starts"):
+            return
         self.say("started")
 
     def train(self, given: dict[str, Any]) -> None:
@@ -66,15 +75,19 @@ class StandIn:
         for update in range(given["first"], given["last"] + 1):
             if hold and update == hold["update"]:
                 self.last_update(hold)
-            self.say(
-                "update", update=update, exact={"loss": float(update).hex()}, loss=1.0, norm=1.0, sent_bytes=1, ms=1.0
-            )
+            self.update(update)
         self.say("trained")
+
+    def update(self, update: int) -> None:
+        other = self.behaviour.get("another loss in") == update
+        exact = {name: (0.5).hex() for name in ("norm", "coef", "denominator", "rate")}
+        exact["loss"] = (update + 2.0**-50 * other).hex()
+        self.say("update", update=update, exact=exact, loss=1.0, norm=1.0, sent_bytes=1, received_bytes=1, ms=1.0)
 
     def last_update(self, hold: dict[str, Any]) -> None:
         update = hold["update"]
         if self.behaviour.get("finishes"):
-            self.say("update", update=update, exact={}, loss=1.0, norm=1.0, sent_bytes=1, ms=1.0)
+            self.update(update)
         self.say("op", update=update, microbatch=0, kind="forward")
         if self.rank == hold["shard"]:
             if self.behaviour.get("goes on"):
@@ -82,7 +95,7 @@ class StandIn:
             if self.behaviour.get("misses the fault point"):
                 return
             self.say("fault_point", update=update, microbatch=0)
-            time.sleep(self.behaviour.get("hold", 60))
+            time.sleep(60)
             self.say("error", type="HoldExpired", message="nothing happened")
             os._exit(18)
         time.sleep(self.behaviour.get("notices after", 0.2))
@@ -94,6 +107,8 @@ class StandIn:
         if how == "raises":
             self.say("error", type="NoSpaceError", message="the disk is full")
             os._exit(8)
+        if how == "never ends":
+            return
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "stops":
@@ -101,7 +116,9 @@ class StandIn:
         self.say("saved", ms=1.0, receipt="")
 
     def close(self, given: dict[str, Any]) -> None:
-        self.say("closed")
+        self.say("closed", peak_rss=1)
+        if self.behaviour.get("stays"):
+            time.sleep(60)
         os._exit(self.behaviour.get("exit", 0))
 
 
@@ -109,6 +126,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("command")
     parser.add_argument("--host", type=Path)
+    parser.add_argument("--generation", type=int)
     parser.add_argument("--pipe", type=int)
     parser.add_argument("--heartbeat", type=float)
     StandIn(parser.parse_known_args()[0]).run()

@@ -46,6 +46,7 @@ def test_a_field_cannot_take_a_reserved_name(name: str) -> None:
         b'{"event":"x","at":1}\n',
         b'{"event":1,"at":1,"time":"t"}\n',
         b'{"event":"x","at":"1","time":"t"}\n',
+        b'{"event":"x","at":1,"time":"t","loss":NaN}\n',
         b"\xff\xfe\n",
         b"[" * 100_000,
     ],
@@ -99,6 +100,25 @@ def test_lines_of_many_threads_stay_whole_and_in_the_order_of_their_times(tmp_pa
     found = list(events.read(tmp_path / "events.jsonl"))
     assert len(found) == 80
     assert [event.at for event in found] == sorted(event.at for event in found)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_who_listens_learns_of_an_event_that_the_full_disk_does_not_take() -> None:
+    read_end, write_end = os.pipe()
+    emitter = Emitter(Path("/dev/full"), write_end)
+    with pytest.raises(OSError, match="No space left"):
+        emitter.emit("error", type="NoSpaceError", message="the disk is full")
+    assert Event.parse(os.read(read_end, 4096))["message"] == "the disk is full"
+    orphaned = threading.Event()
+    heartbeat = Heartbeat(emitter, 0.01, orphaned.set)
+    heartbeat.start()
+    for _ in range(3):  # it goes on
+        assert json.loads(os.read(read_end, 4096).splitlines()[0])["event"] == events.HEARTBEAT
+    assert not orphaned.is_set()
+    heartbeat.stop()
+    emitter.close()
+    os.close(read_end)
+    os.close(write_end)
 
 
 def test_a_heartbeat_says_so_when_nobody_reads_any_more(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ckptstore.errors import RefusedError
 from trainer.lifecycle.commits import commit_by_way_of_hosts
 from trainer.lifecycle.drill import Loss, lose_host
 from trainer.lifecycle.expect import NotAsPlannedError
-from trainer.preparation import prepare
+from trainer.preparation import planning, prepare
 from trainer.preparation.plan import STOP, Plan, Timeouts
 from trainer.workers.group import GroupLostError, LaunchedGroup
 from trainer.workers.hosts import Host, clear
@@ -28,12 +28,16 @@ from trainer.workers.orders import Start, Train
 
 STAND_IN = Path(__file__).with_name("standin.py")
 ROOT = Digest.of(b"the root before the loss")
+UPDATE = (
+    '{"event":"update","at":1,"time":"t","update":1,"exact":{},"loss":1.0,"norm":1.0,"sent_bytes":1,'
+    '"received_bytes":1,"ms":1.0}'
+)
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    made = prepare.prepare("demo", tmp_path_factory.mktemp("plan"), compute="float32").plan
-    return replace(made, timeouts=Timeouts(group=10, hold=30, heartbeat=1, heartbeats_missed=1, commit=5))
+    made = prepare.prepare(planning.profile("demo"), tmp_path_factory.mktemp("plan"), compute="float32").plan
+    return replace(made, timeouts=Timeouts(group=10, hold=30, heartbeat=1, heartbeats_missed=1, commit=2))
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def launch(plan: Plan, tmp_path: Path) -> Iterator[Callable[..., LaunchedGroup]]
     """Starts groups of stand-ins, given the behaviour of each; none outlives the test."""
     groups: list[LaunchedGroup] = []
 
-    def start(*behaviours: dict[str, Any]) -> LaunchedGroup:
+    def start(*behaviours: dict[str, Any], timeouts: Timeouts = plan.timeouts) -> LaunchedGroup:
         hosts = []
         for number, behaviour in enumerate(behaviours):
             host = Host(tmp_path, f"host-{number}")
@@ -51,7 +55,8 @@ def launch(plan: Plan, tmp_path: Path) -> Iterator[Callable[..., LaunchedGroup]]
             (package / "__init__.py").touch()
             shutil.copy(STAND_IN, package / "__main__.py")
             hosts.append(host)
-        groups.append(LaunchedGroup(Launch(plan, ROOT, tmp_path), 1, "test", hosts, listen=lambda group, said: None))
+        planned = Launch(replace(plan, timeouts=timeouts), ROOT, tmp_path)
+        groups.append(LaunchedGroup(planned, 1, "test", hosts, listen=lambda group, said: None))
         return groups[-1]
 
     yield start
@@ -140,7 +145,8 @@ def test_a_worker_that_dies_is_named_with_its_last_words(launch: Callable[..., L
     with pytest.raises(GroupLostError) as raised, group:
         group.join()
     assert "shard 1 on host-1: ended with exit code 1" in str(raised.value)
-    assert "cannot find something\nand gives up" in str(raised.value)
+    assert "exit code 1; its last words: and gives up" in str(raised.value)
+    assert "\n" not in str(raised.value)
     assert "generation-1-shard-1.stderr" in raised.value.hint
     assert all(one.gone for one in group.endings)
     assert not any(alive(process.pid) for process in group.processes)
@@ -164,11 +170,50 @@ def test_a_worker_that_falls_silent_is_noticed_though_its_process_exists(launch:
     assert all(one.gone and one.status == -signal.SIGKILL for one in group.abort())
 
 
-def test_a_worker_that_says_what_is_no_event_is_refused(launch: Callable[..., LaunchedGroup]) -> None:
-    group = launch({}, {"garbage": True})
+@pytest.mark.parametrize(
+    ("garbage", "says"),
+    [
+        ("not an event", "not an event"),
+        ('{"event":"update","at":1,"time":"t"}', "event update: it has no field update"),
+        (UPDATE.replace('"ms":1.0', '"ms":"1.0"'), "event update: ms is '1.0', and has to be of type float"),
+        (UPDATE.replace('"norm":1.0', '"norm":NaN'), "NaN is no number of JSON|not a line of JSON"),
+        ('{"event":"closed","at":1,"time":"t","peak_rss":true}', "peak_rss is True"),
+    ],
+)
+def test_a_worker_that_says_what_is_no_event_is_refused(
+    launch: Callable[..., LaunchedGroup], garbage: str, says: str
+) -> None:
+    group = launch({}, {"garbage": garbage})
     group.join()
-    with pytest.raises(GroupLostError, match=r"shard 1 on host-1: MalformedError.*not an event"):
+    with pytest.raises(GroupLostError, match=rf"shard 1 on host-1: MalformedError.*({says})"):
         group.tell(Start())
+
+
+def test_a_controller_that_was_stopped_itself_takes_nobody_for_lost(launch: Callable[..., LaunchedGroup]) -> None:
+    """What it then finds long ago is its own absence: the lines of the workers wait in their pipes."""
+    group = launch({}, {})
+    group.join()
+    for shard in range(2):
+        group._heard[shard] -= 100  # as after SIGSTOP and SIGCONT, before what has arrived is read
+    group.tell(Start())
+    group.tell(Train(1, 3))
+
+
+def test_what_takes_longer_than_it_may_ends_the_group(launch: Callable[..., LaunchedGroup]) -> None:
+    group = launch({}, {"never starts": True})
+    group.join()
+    with pytest.raises(GroupLostError, match=r"shard 1 on host-1: not started within 0\.2 s"):
+        group.tell(Start(), 0.2)
+
+
+def test_a_worker_that_stays_after_it_said_that_it_leaves_is_not_a_good_end(
+    launch: Callable[..., LaunchedGroup], plan: Plan
+) -> None:
+    group = launch({}, {"stays": True}, timeouts=replace(plan.timeouts, group=1))
+    group.join()
+    with pytest.raises(GroupLostError, match=r"shard 1 on host-1: it said that it was leaving, and stayed"), group:
+        group.close()
+    assert not any(alive(process.pid) for process in group.processes)
 
 
 def test_an_exit_code_that_is_not_0_fails_an_orderly_end(launch: Callable[..., LaunchedGroup]) -> None:
@@ -190,7 +235,12 @@ def test_aborting_leaves_no_process_of_the_whole_group_behind(launch: Callable[.
 
 @pytest.mark.parametrize(
     ("how", "says"),
-    [("raises", "NoSpaceError: the disk is full"), ("dies", "ended by SIGKILL"), ("stops", "heartbeats in a row")],
+    [
+        ("raises", "NoSpaceError: the disk is full"),
+        ("dies", "ended by SIGKILL"),
+        ("stops", "heartbeats in a row"),
+        ("never ends", "not saved within 2 s"),
+    ],
 )
 def test_a_worker_that_fails_while_it_saves_ends_the_group_and_no_checkpoint_exists(
     launch: Callable[..., LaunchedGroup], operator: Store, how: str, says: str
@@ -199,9 +249,33 @@ def test_a_worker_that_fails_while_it_saves_ends_the_group_and_no_checkpoint_exi
     group = launch({}, {"save": how})
     group.join()
     with pytest.raises(GroupLostError, match=f"shard 1 on host-1: .*{says}"), group:
-        commit_by_way_of_hosts(group, operator, "lifecycle", 16)
+        commit_by_way_of_hosts(group, operator, "lifecycle", 16, ROOT)
     assert all(one.gone for one in group.endings)
     assert operator.head("lifecycle") == ROOT
+
+
+def test_workers_that_report_other_losses_get_no_checkpoint(
+    launch: Callable[..., LaunchedGroup], operator: Store
+) -> None:
+    group = launch({}, {"another loss in": 2})
+    group.join()
+    group.tell(Train(1, 3))
+    expected = r"losses and norms of shard 1: expected those of shard 0, seen first difference in update 2: loss 0x1\.0"
+    with pytest.raises(NotAsPlannedError, match=expected):
+        commit_by_way_of_hosts(group, operator, "lifecycle", 3, ROOT)
+    assert operator.head("lifecycle") == ROOT
+    assert group.events("saved") == []
+
+
+def test_a_ref_that_was_moved_meanwhile_gets_no_checkpoint_of_another_lineage(
+    launch: Callable[..., LaunchedGroup], operator: Store
+) -> None:
+    group = launch({}, {})
+    group.join()
+    restored_from = Digest.of(b"the root that the group restored")
+    with pytest.raises(NotAsPlannedError, match=f"root of ref lifecycle.*: expected {restored_from}, seen {ROOT}"):
+        commit_by_way_of_hosts(group, operator, "lifecycle", 3, restored_from)
+    assert group.events("saved") == []
 
 
 def lose(group: LaunchedGroup, operator: Store, mode: str = "kill") -> Loss:
@@ -238,6 +312,12 @@ def test_a_silent_host_is_noticed_by_its_heartbeats(launch: Callable[..., Launch
     ("survivor", "lost", "expected"),
     [
         ({"finishes": True}, {}, r"last update that workers completed.*expected \{19\}, seen \{.*20"),
+        # It says nothing of the update and its host has a record of it all the same.
+        (
+            {"finishes": True, "keeps to itself": ["update"]},
+            {},
+            r"last update that workers completed.*expected \{19\}, seen \{.*20",
+        ),
         ({}, {"goes on": True}, r"operations of shard 1 .*seen .*shard 1 backward 0"),
         ({}, {"misses the fault point": True}, "expected shard 1 at its fault point in update 20, seen"),
     ],

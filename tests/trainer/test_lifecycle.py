@@ -19,10 +19,11 @@ import pytest
 
 import ckptstore
 from ckptstore import Digest, Store, evidence
-from ckptstore.errors import UsageError
+from ckptstore.errors import BackendError, UsageError
 from trainer.__main__ import fresh_folder
 from trainer.lifecycle.expect import NotAsPlannedError
 from trainer.lifecycle.page import render
+from trainer.preparation.prepare import read_plan
 from trainer.workers import events
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,10 +199,32 @@ def test_every_worker_ran_the_staged_sources_and_owned_a_part(finished: Run) -> 
         if event.name == "joined"
     ]
     assert len(joined) == 8
-    assert all(event["staged_sources"] for event in joined)
+    assert all(event["staged_sources"] and event["fenced"] for event in joined)
     assert [one["parameters"] for one in report["ownership"]] == [427_136, 393_728]
     assert sum(one["parameters"] for one in report["ownership"]) == report["plan"]["parameters"] == 820_864
     assert report["controller"]["torch_imported"] is False
+
+
+def test_boundary_bytes_are_those_of_the_plans_batches(finished: Run) -> None:
+    """Shard 0 sends the activations in front of shard 1, and the gradients of those that came back: two tensors."""
+    plan = read_plan(finished.out / "prepared" / "plan")
+    width = plan.config.hidden * {"bfloat16": 2, "float32": 4}[plan.numerics.compute]
+    for one in (*finished.report["updates"]["reference"], *finished.report["updates"]["continued"]):
+        micros = plan.update(one["update"]).microbatches
+        positions = sum(len(micro.documents) * micro.length for micro in micros)
+        assert one["sent_bytes"] == one["received_bytes"] == 2 * positions * width
+    first = finished.report["groups"][0]
+    assert first["sent_bytes"] == 2 * sum(one["sent_bytes"] for one in finished.report["updates"]["reference"])
+
+
+def test_the_report_counts_who_was_trained_and_who_was_scored(finished: Run) -> None:
+    data = finished.report["data"]
+    sizes = {one["name"]: one["documents"] for one in data["sets"]}
+    assert sizes == {"phase-one": 1024, "phase-two": 1024, "test-a": 64, "test-b": 64, "retention": 64}
+    assert (data["trained"], data["trained_again"], data["scored"]) == (1536, 512, 192)
+    assert data["trained_and_scored"] == 0
+    page = (finished.out / "report.html").read_text()
+    assert "0 of the 192 scored documents are among the 1536 that were trained" in page
 
 
 def test_start_middle_and_last_weights_were_scored_alike_by_both_workers(finished: Run) -> None:
@@ -285,6 +308,28 @@ def test_a_mistake_is_one_line_and_an_exit_code(tmp_path: Path, arguments: Seque
     assert done.code == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_cannot_write_says_so_in_one_line_and_keeps_what_there_is(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk."""
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
+        "from trainer.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command(out, "--compute", "float32")[3:]],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == BackendError.exit_code
+    assert re.fullmatch(r"trainer: .*shard-0\.safetensors.*: File too large.*\n", done.stderr)
+    assert "FAILED" in done.stdout
+    assert "File too large" in json.loads((out / "failure.json").read_text())["message"]
+    assert [event.name for event in events.read(out / "events" / "controller.jsonl")][-1] == "failed"
 
 
 def test_preparing_alone_gives_the_identity_of_the_run(finished: Run, tmp_path: Path) -> None:
@@ -389,11 +434,11 @@ def test_any_launcher_that_sets_the_environment_can_start_workers(tmp_path: Path
     import socket
 
     from trainer.compute.numerics import env_for
-    from trainer.preparation import prepare
+    from trainer.preparation import planning, prepare
     from trainer.workers import orders
     from trainer.workers.worker import events_path
 
-    prepared = prepare.prepare("demo", tmp_path / "host", compute="float32")
+    prepared = prepare.prepare(planning.profile("demo"), tmp_path / "host", compute="float32")
     lines = [orders.Start(), orders.Train(1, 2), orders.Close()]
     (tmp_path / "orders.jsonl").write_bytes(b"".join(orders.encode(order) for order in lines))
     with socket.socket() as free:

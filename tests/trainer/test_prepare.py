@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ckptstore.errors import CorruptError, RefusedError, UsageError
+from ckptstore.errors import CorruptError, NotFoundError, RefusedError, UsageError
 from ckptstore.format.digest import Digest
 from trainer.compute import weights
 from trainer.data import tokenizer
 from trainer.data.cohorts import read
-from trainer.preparation import inputs, prepare
+from trainer.preparation import inputs, planning, prepare
 from trainer.preparation.prepare import Prepared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepare.prepare("demo", tmp_path_factory.mktemp("prepared"), compute="float32")
+    return prepare.prepare(planning.profile("demo"), tmp_path_factory.mktemp("prepared"), compute="float32")
 
 
 def _files(directory: Path) -> Iterator[tuple[str, bytes, int]]:
@@ -38,8 +38,8 @@ def test_two_preparations_are_the_same_bytes(prepared: Prepared, tmp_path: Path)
     """Another folder, working directory, time zone, locale, umask and hash seed change nothing."""
     target = tmp_path / "a b" / "ü"
     script = (
-        "import os, sys, pathlib; os.umask(0o077); from trainer.preparation import prepare;"
-        "prepare.prepare('demo', pathlib.Path(sys.argv[1]), compute='float32');"
+        "import os, sys, pathlib; os.umask(0o077); from trainer.preparation import planning, prepare;"
+        "prepare.prepare(planning.profile('demo'), pathlib.Path(sys.argv[1]), compute='float32');"
         "assert 'torch' not in sys.modules"
     )
     environment = {
@@ -95,13 +95,13 @@ def test_the_numerical_sources_are_all_there(prepared: Prepared) -> None:
 def test_nothing_is_prepared_over_something(prepared: Prepared, tmp_path: Path) -> None:
     (tmp_path / "inputs").symlink_to("nowhere")
     with pytest.raises(RefusedError, match="inputs"):
-        prepare.prepare("demo", tmp_path, compute="float32")
+        prepare.prepare(planning.profile("demo"), tmp_path, compute="float32")
     assert [path.name for path in tmp_path.iterdir()] == ["inputs"]
 
 
-def test_an_unknown_profile_is_named(tmp_path: Path) -> None:
+def test_an_unknown_profile_is_named() -> None:
     with pytest.raises(UsageError, match="nothing"):
-        prepare.prepare("nothing", tmp_path, compute="float32")
+        planning.profile("nothing")
 
 
 def test_starting_weights_of_other_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,14 @@ def test_starting_weights_of_other_bytes_are_refused(tmp_path: Path, monkeypatch
     (tmp_path / "demo-start.json").write_bytes((prepare.ASSETS / "demo-start.json").read_bytes())
     monkeypatch.setattr(prepare, "ASSETS", tmp_path)
     with pytest.raises(CorruptError, match="starting weights of demo"):
-        prepare.prepare("demo", tmp_path / "run", compute="float32")
+        prepare.prepare(planning.profile("demo"), tmp_path / "run", compute="float32")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_committed_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "ASSETS", tmp_path)
+    with pytest.raises(NotFoundError, match=r"asset demo-start\.safetensors"):
+        prepare.prepare(planning.profile("demo"), tmp_path / "run", compute="float32")
     assert not (tmp_path / "run").exists()
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from ckptstore.errors import MalformedError
 from ckptstore.format.digest import Digest
-from trainer.lifecycle import fingerprints, plots
+from trainer.compute.result import EXACT, UpdateResult
+from trainer.lifecycle import plots, replay
 from trainer.lifecycle.expect import NotAsPlannedError, require
 from trainer.lifecycle.journal import Journal
 from trainer.lifecycle.page import render
@@ -22,6 +24,7 @@ from trainer.lifecycle.plots import Bar, Node, Series
 from trainer.lifecycle.report import plain
 from trainer.workers import events
 from trainer.workers.events import make
+from trainer.workers.reports import check, update_result
 
 ROOT = Path(__file__).resolve().parents[2]
 VOID = {"meta", "br", "line", "rect", "polyline"}
@@ -123,23 +126,42 @@ def test_values_become_plain_json() -> None:
     }
 
 
-def update(number: int, **exact: str) -> events.Event:
-    return make("update", {"update": number, "exact": exact, "loss": 1.0, "norm": 1.0, "sent_bytes": 0, "ms": 1.0})
+def result(update: int, loss: float = 0.5, norm: float = 2.0, *, ms: float = 1.0) -> UpdateResult:
+    return UpdateResult(update, loss, norm, 1.0, 10.0, 1e-3, sent_bytes=7, received_bytes=8, ms=ms)
 
 
 def test_the_first_differing_update_is_named_with_both_numbers() -> None:
-    left = fingerprints.of_events({n: update(n, loss="0x1p0", norm="0x1p1") for n in (17, 18, 19)})
-    right = fingerprints.of_events(
-        {
-            17: update(17, loss="0x1p0", norm="0x1p1"),
-            18: update(18, loss="0x1p0", norm="0x1.8p1"),
-            19: update(19, loss="0x0p0", norm="0x0p0"),
-        }
-    )
-    assert fingerprints.first_difference(left, left) is None
-    assert fingerprints.first_difference(left, right) == "first difference in update 18: norm 0x1p1 and 0x1.8p1"
+    left = {number: result(number) for number in (17, 18, 19)}
+    right = {17: result(17, ms=2.0), 18: result(18, norm=2.0 + 2.0**-51), 19: result(19, loss=0.0)}
+    assert replay.first_difference(left, {number: result(number, ms=9.0) for number in left}) is None
+    expected = "first difference in update 18: norm 0x1.0000000000000p+1 and 0x1.0000000000001p+1"
+    assert replay.first_difference(left, right) == expected
     del right[17]
-    assert fingerprints.first_difference(left, right) == "first difference in update 17: only one of the two made it"
+    assert replay.first_difference(left, right) == "first difference in update 17: only one of the two made it"
+    assert replay.first_difference(left, {}) is not None
+
+
+def test_a_result_comes_back_from_its_event_with_every_bit() -> None:
+    sent = result(18, loss=0.1 + 0.2, norm=5e-324)
+    event = events.Event.parse(make("update", sent.to_plain()).encode())
+    again = update_result(check(event))
+    assert (again.exact, again.sent_bytes, again.received_bytes, again.ms) == (sent.exact, 7, 8, 1.0)
+
+
+@pytest.mark.parametrize("loss", ["0x1p0", "nan", "inf", "0.5", 0.5, None])
+def test_a_result_whose_numbers_are_not_exact_is_refused(loss: object) -> None:
+    fields = result(18).to_plain()
+    fields["exact"]["loss"] = loss
+    with pytest.raises(MalformedError, match="loss of update 18"):
+        update_result(make("update", fields))
+
+
+@pytest.mark.parametrize("missing", EXACT)
+def test_a_result_without_one_of_its_numbers_is_refused(missing: str) -> None:
+    fields = result(18).to_plain()
+    del fields["exact"][missing]
+    with pytest.raises(MalformedError, match="update 18: exact numbers"):
+        update_result(make("update", fields))
 
 
 def test_expected_and_seen_are_both_said() -> None:

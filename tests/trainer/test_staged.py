@@ -12,7 +12,7 @@ import pytest
 from ckptstore.errors import RefusedError
 from ckptstore.format.tree import Tree
 from tests.support.demo import tree_of
-from trainer.preparation import prepare, staged
+from trainer.preparation import planning, prepare, staged
 
 Trees = dict[str, Tree]
 TEMPLATE = "inputs/tokenizer/chat_template.jinja"
@@ -22,7 +22,7 @@ TEMPLATE = "inputs/tokenizer/chat_template.jinja"
 def frozen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trees]:
     """A preparation with kinds of files in its tokenizer directory that no list of names foresaw."""
     directory = tmp_path_factory.mktemp("frozen")
-    prepare.prepare("demo", directory, compute="float32")
+    prepare.prepare(planning.profile("demo"), directory, compute="float32")
     folder = directory / "inputs" / "tokenizer"
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "x.jinja").write_text("{{ x }}")

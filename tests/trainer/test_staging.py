@@ -14,7 +14,7 @@ from ckptstore.backends.counting import CountingBackend
 from ckptstore.errors import CorruptError
 from ckptstore.format.keys import object_key
 from trainer.lifecycle.staging import stage
-from trainer.preparation import prepare, staged
+from trainer.preparation import planning, prepare, staged
 from trainer.workers.hosts import Host
 
 TEMPLATE = "inputs/tokenizer/chat_template.jinja"
@@ -24,7 +24,7 @@ TEMPLATE = "inputs/tokenizer/chat_template.jinja"
 def frozen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Digest]]:
     """A store with the trees of a prepared run, and their digests by folder."""
     folder = tmp_path_factory.mktemp("frozen")
-    made = prepare.prepare("demo", folder / "prepared", compute="float32")
+    made = prepare.prepare(planning.profile("demo"), folder / "prepared", compute="float32")
     store = ckptstore.open(folder / "store", create=True)
     directories = {"plan": made.plan_dir, "inputs": made.inputs_dir, "sources": made.sources_dir}
     return folder / "store", {name: store.put_tree(path) for name, path in directories.items()}

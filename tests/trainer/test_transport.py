@@ -152,6 +152,8 @@ def test_a_world_of_one_needs_no_process_group(monkeypatch: pytest.MonkeyPatch) 
         {"RANK": "x", "WORLD_SIZE": "1"},
         {"RANK": "1", "WORLD_SIZE": "1"},
         {"RANK": "0", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "garbage"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "70000"},
     ],
 )
 def test_an_environment_that_describes_no_group_is_refused(
@@ -163,6 +165,18 @@ def test_an_environment_that_describes_no_group_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="process group"):
         connect()
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(PeerLostError, match=rf"port: {port}.*address already in use"):
+            connect(timeout=1.0)
 
 
 def test_a_group_that_nobody_else_joins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptstore.errors import MalformedError
+from ckptstore.errors import MalformedError, UsageError
 from ckptstore.format.digest import Digest
 from trainer.workers import events, orders
 from trainer.workers.fence import Fence, IsolationError
@@ -108,16 +108,22 @@ def test_the_fence_stops_at_every_way_to_another_host(area: Path) -> None:
 
 
 REACHING = """
-import os, sqlite3, sys
+import mmap, os, shutil, sqlite3, subprocess, sys
 from pathlib import Path
+import numpy, torch
 from trainer.workers import fence
 from trainer.workers.fence import IsolationError
 
 area = Path(sys.argv[1])
 own, other, sealed = area / "hosts/host-0", area / "hosts/host-1", area / "reference"
+assert not fence.holds(area)
 fence.install(area, [own])
+assert fence.holds(area)
 assert (own / "file").read_text() == "host-0"
 (own / "new").write_text("x")
+sqlite3.connect(f"file:{own}/own.sqlite?mode=rwc", uri=True).execute("create table t (c)")
+torch.save([1], own / "own.pt")
+assert torch.load(own / "own.pt") == [1]
 os.chdir(own)
 ways = {
     "open": lambda: open(other / "file"),
@@ -135,6 +141,24 @@ ways = {
     "mkdir": lambda: os.mkdir(other / "folder"),
     "chdir": lambda: os.chdir(other),
     "sqlite": lambda: sqlite3.connect(other / "catalogue.sqlite"),
+    "sqlite by URI": lambda: sqlite3.connect(f"file:{str(other).replace('host', 'h%6Fst')}/file?mode=ro", uri=True),
+    "mmap": lambda: mmap.mmap(os.open(other / "file", os.O_RDONLY), 0, access=mmap.ACCESS_READ),
+    "numpy.fromfile": lambda: numpy.fromfile(other / "file", dtype="u1"),
+    "numpy.memmap": lambda: numpy.memmap(other / "file", dtype="u1", mode="r"),
+    "numpy.load": lambda: numpy.load(other / "file"),
+    "torch.load": lambda: torch.load(other / "file"),
+    "torch.load mapped": lambda: torch.load(other / "file", mmap=True),
+    "shutil.copy": lambda: shutil.copy(other / "file", own / "copied"),
+    "shutil.rmtree": lambda: shutil.rmtree(other),
+    "walk": lambda: list(other.rglob("*")),
+    "touch": lambda: os.utime(other / "file"),
+    "truncate": lambda: os.truncate(other / "file", 0),
+    "chmod": lambda: os.chmod(other / "file", 0),
+    "subprocess": lambda: subprocess.run(["cat", str(other / "file")]),
+    "system": lambda: os.system("true"),
+    "fork": lambda: os.fork(),
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
     "reference": lambda: os.listdir(sealed),
 }
 for name, way in ways.items():
@@ -157,7 +181,7 @@ def test_a_process_behind_the_fence_cannot_touch_another_host(area: Path) -> Non
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "16\n"
+    assert done.stdout == "34\n"
     assert sorted(p.name for p in (area / "hosts" / "host-1").iterdir()) == ["file"]
 
 
@@ -186,3 +210,28 @@ def test_a_worker_that_reaches_for_another_host_ends_and_says_why(area: Path) ->
     assert stderr.startswith("IsolationError: ")
     assert "Traceback" not in stderr
     assert events.HEARTBEAT in {event.name for event in said}
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"RANK": "first"}, "environment variable RANK: 'first' is no number"),
+        ({"WORLD_SIZE": "two", "MASTER_PORT": "0", "MASTER_ADDR": "127.0.0.1"}, "WORLD_SIZE: 'two' is no number"),
+    ],
+)
+def test_an_environment_that_no_launcher_makes_is_refused_in_one_line(
+    area: Path, variables: dict[str, str], says: str
+) -> None:
+    arguments = ["-m", "trainer", "worker", "--host", str(area / "hosts" / "host-0"), "--identity", str(SOME)]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", **variables},
+    )
+    assert done.returncode == UsageError.exit_code
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1

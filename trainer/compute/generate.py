@@ -41,8 +41,8 @@ class Generation:
     """One greedy answer.
 
     ``ids`` are the tokens after the prompt without the end token; ``ended`` tells whether that came before the cap;
-    ``margin``
-    is the smallest lead, in logits, of a chosen token over the next best: how far the answer was from being another.
+    ``margin`` is the smallest lead, in logits, of a chosen token over the next best: how far the answer was from being
+    another.
     """
 
     ids: tuple[int, ...]

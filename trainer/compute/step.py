@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 from time import perf_counter
 
@@ -25,6 +25,7 @@ from ckptstore.errors import UsageError
 from trainer.compute.batch import Batch, Microbatch
 from trainer.compute.config import Ownership, Recipe
 from trainer.compute.model import Shard
+from trainer.compute.result import UpdateResult
 from trainer.compute.schedule import Kind, Op, schedule
 from trainer.compute.transport import Channel, Group
 from trainer.errors import CursorError, NotFiniteError, ProtocolError
@@ -32,32 +33,6 @@ from trainer.errors import CursorError, NotFiniteError, ProtocolError
 OnOp = Callable[[int, int, str], None]
 
 _BLOCK = 1 << 22  # elements squared at a time, so that their FP64 copies stay small
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateResult:
-    """What one update did; all but the byte counts and the time is the same on every worker, bit for bit.
-
-    ``loss`` is in nats per unit of token weight, ``norm`` is before clipping, ``coef`` what gradients were multiplied
-    by, ``denominator`` the sum of token weights, ``ms`` wall-clock milliseconds, bytes those of boundary tensors of
-    this worker.
-    """
-
-    update: int
-    loss: float
-    norm: float
-    coef: float
-    denominator: float
-    rate: float
-    sent_bytes: int = field(compare=False)
-    received_bytes: int = field(compare=False)
-    ms: float = field(compare=False)
-
-    @property
-    def exact(self) -> dict[str, str]:
-        """The numbers as hexadecimal floats: the form for evidence, without decimal rounding."""
-        names = ("loss", "norm", "coef", "denominator", "rate")
-        return {name: float(getattr(self, name)).hex() for name in names}
 
 
 def build_optimizer(shard: Shard, recipe: Recipe) -> AdamW:
@@ -94,8 +69,7 @@ class Step:
         owners: the partition, from :func:`trainer.compute.config.partition`.
         recompute: compute the inside of each layer again in backward instead of keeping it. Changes no bit.
         on_op: called as ``on_op(update, microbatch, kind)`` after each forward, head and backward, when its message
-            is on
-            its way; what it raises ends the update before any weight changes.
+            is on its way; what it raises ends the update before any weight changes.
 
     Raises:
         UsageError: shard, group and partition do not belong together.

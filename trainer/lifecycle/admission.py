@@ -16,20 +16,25 @@ from trainer.workers.events import Event
 
 
 def check_ownership(plan: Plan, joined: Sequence[Event]) -> list[dict[str, Any]]:
-    """Every tensor of the model is on exactly one worker, and all run the frozen sources; returns what each owns.
+    """Every tensor of the model is on exactly one worker, and all run the frozen sources, each behind its fence.
 
     Args:
         plan: says who owns what.
         joined: the ``joined`` event of each worker, by shard.
 
+    Returns:
+        What each owns, as plain values.
+
     Raises:
-        NotAsPlannedError: a tensor is missing, or held twice, or by another worker than planned.
+        NotAsPlannedError: a tensor is missing, or held twice, or by another worker than planned; or a worker runs other
+            sources, or could reach other hosts' folders.
     """
     require("tensors that workers hold", sorted(n for n, _ in param_table(plan.config)), sorted(_held(joined)))
     for owner, event in zip(plan.owners, joined, strict=True):
         require(f"tensors of shard {owner.index}", [name for name, _ in owner.tensors], event["tensors"])
         require(f"parameters of shard {owner.index}", owner.parameters, event["parameters"])
         require(f"shard {owner.index} runs the sources that were staged on its host", True, event["staged_sources"])
+        require(f"the fence of shard {owner.index} around other hosts' folders is up", True, event["fenced"])
     return [
         {
             "shard": owner.index,

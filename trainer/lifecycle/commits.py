@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ckptstore
 from ckptstore import Digest, ShardReceipt, Store
 from trainer.lifecycle.expect import require
+from trainer.lifecycle.replay import agreed_results
 from trainer.workers.group import LaunchedGroup
-from trainer.workers.hosts import STORE
+from trainer.workers.hosts import STORE, Host
 from trainer.workers.orders import Save
 
 OPERATOR, REFERENCE = "operator", "reference"
@@ -47,55 +49,46 @@ class Committed:
     seconds: float
 
 
-def commit_by_way_of_hosts(group: LaunchedGroup, operator: Store, ref: str, step: int) -> Committed:
+def commit_by_way_of_hosts(
+    group: LaunchedGroup, operator: Store, ref: str, step: int, parent: Digest | None
+) -> Committed:
     """Workers save to their hosts' stores; each shard goes to the operator's store, is read back and committed there.
 
+    Args:
+        group: has made ``step`` updates.
+        operator, ref: where the checkpoint is to be.
+        step: updates made.
+        parent: what the state of the group was restored from; the ref has to name it still.
+
     Raises:
+        NotAsPlannedError: the workers disagree about an update, or the ref names something else.
         CommitAbortedError, ConflictError, CorruptError, GroupLostError: there is no checkpoint.
     """
-    began = time.monotonic()
-    attempt = operator.begin(ref)
-    saved = group.tell(Save(str(attempt), step, STORE))
-    receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
-    moved = []
-    for host, receipt in zip(group.hosts, receipts, strict=True):
-        done = ckptstore.push_shard(ckptstore.open(host.store), operator, receipt)
-        moved.append(
-            Moved(
-                receipt.index,
-                host.name,
-                OPERATOR,
-                done.sent_bytes,
-                done.present_keys,
-                done.receipt.bytes_read,
-                done.receipt.method,
-            )
-        )
-    root = operator.commit(attempt, receipts)
-    times = tuple(event["ms"] for event in saved)
-    return _committed(group, operator, OPERATOR, step, root, tuple(moved), times, began)
+    return _commit(group, operator, OPERATOR, ref, step, parent, None)
 
 
-def commit_reference(group: LaunchedGroup, store: Store, path: Path, ref: str, step: int) -> Committed:
-    """Workers save to the reference's store, at ``path``, which all of them reach; committed there. Errors as above."""
-    began = time.monotonic()
-    attempt = store.begin(ref)
-    saved = group.tell(Save(str(attempt), step, str(path)))
-    receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
-    root = store.commit(attempt, receipts)
-    return _committed(group, store, REFERENCE, step, root, (), tuple(event["ms"] for event in saved), began)
-
-
-def _committed(
-    group: LaunchedGroup,
-    store: Store,
-    name: str,
-    step: int,
-    root: Digest,
-    moved: tuple[Moved, ...],
-    save_ms: tuple[float, ...],
-    began: float,
+def commit_reference(
+    group: LaunchedGroup, store: Store, path: Path, ref: str, step: int, parent: Digest | None
 ) -> Committed:
+    """Workers save to the reference's store, at ``path``, which all of them reach; it is committed there.
+
+    Arguments and errors as in :func:`commit_by_way_of_hosts`.
+    """
+    return _commit(group, store, REFERENCE, ref, step, parent, path)
+
+
+def _commit(
+    group: LaunchedGroup, store: Store, name: str, ref: str, step: int, parent: Digest | None, path: Path | None
+) -> Committed:
+    began = time.monotonic()
+    agreed_results(group)
+    attempt = store.begin(ref)
+    require(f"root of ref {ref} in the {name} store before the commit of step {step}", parent, attempt.parent)
+    where = STORE if path is None else str(path)
+    saved = group.tell(Save(str(attempt), step, where), group.launch.plan.timeouts.commit)
+    receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
+    moved = push_shards(group.hosts, receipts, store, name) if path is None else ()
+    root = store.commit(attempt, receipts)
     report = store.verify(root)
     require(f"findings in the closure of {root.short} in the {name} store", [], [str(f) for f in report.findings])
     store.add_receipt(report.receipt(store.url))
@@ -108,8 +101,27 @@ def _committed(
         generation=group.generation,
         store=name,
         moved=moved,
-        save_ms=save_ms,
+        save_ms=tuple(event["ms"] for event in saved),
         verified_bytes=report.bytes_read,
         method=report.method.value,
         seconds=time.monotonic() - began,
     )
+
+
+def push_shards(hosts: Sequence[Host], receipts: Sequence[ShardReceipt], store: Store, name: str) -> tuple[Moved, ...]:
+    """Copy each host's shard from its store to ``store``, called ``name``, and read all of it back there."""
+    moved = []
+    for host, receipt in zip(hosts, receipts, strict=True):
+        done = ckptstore.push_shard(ckptstore.open(host.store), store, receipt)
+        moved.append(
+            Moved(
+                receipt.index,
+                host.name,
+                name,
+                done.sent_bytes,
+                done.present_keys,
+                done.receipt.bytes_read,
+                done.receipt.method,
+            )
+        )
+    return tuple(moved)

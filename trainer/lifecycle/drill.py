@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from ckptstore import Digest, Store
 from trainer.lifecycle.expect import require, unexpected
 from trainer.preparation.plan import STOP, Drill
+from trainer.workers import events
 from trainer.workers.group import Ended, LaunchedGroup, Said, Silent
 from trainer.workers.launch import Ending
 from trainer.workers.orders import Hold, Train
+from trainer.workers.worker import events_path
 
 _PATIENCE = 15.0  # seconds beyond what the plan allows
 
@@ -78,7 +80,7 @@ def lose_host(
     endings = group.abort()  # SIGKILL also for a process group that is only stopped
     aborted_at = time.monotonic()
 
-    completed = tuple(max(group.updates(shard), default=0) for shard in range(len(group.hosts)))
+    completed = _completed(group, drill.shard)
     require(f"last update that workers completed before update {drill.update}", {drill.update - 1}, set(completed))
     operations = tuple(
         f"shard {said.shard} {said.event['kind']} {said.event['microbatch']}"
@@ -111,6 +113,18 @@ def lose_host(
         head=root,
         discarded=tuple(range(first, drill.update)),
     )
+
+
+def _completed(group: LaunchedGroup, lost: int) -> tuple[int, ...]:
+    """The last update that each worker completed, by what it said, and by what its host has kept if it is not lost."""
+    found = []
+    for shard, host in enumerate(group.hosts):
+        numbers = set(group.updates(shard))
+        if shard != lost:
+            kept = events.read(events_path(host.directory, group.generation, shard))
+            numbers |= {event["update"] for event in kept if event.name == "update"}
+        found.append(max(numbers, default=0))
+    return tuple(found)
 
 
 def _await_fault_point(group: LaunchedGroup, drill: Drill, patience: float) -> None:

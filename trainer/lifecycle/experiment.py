@@ -6,9 +6,11 @@ import json
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from trainer.errors import of_system
 from trainer.lifecycle import report as reporting
 from trainer.lifecycle.archive import ARCHIVE, pack_run, store_archive
 from trainer.lifecycle.expect import NotAsPlannedError, unexpected
@@ -36,18 +38,31 @@ def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
             report = _report(record, settings, journal, lifecycle)
         _closing_words(report, settings, record, journal)
         return report
+    except OSError as error:
+        known = of_system(error, f"the run in {settings.out}")
+        _record_failure(known, settings, lifecycle, journal)
+        raise known from error
     except BaseException as error:
-        lifecycle.collect_events()
-        lifecycle.unseal()
-        failure = {"type": type(error).__name__, "message": str(error), "phases": reporting.plain(journal.spans)}
-        journal.note("failed", **failure)
-        (settings.out / "failure.json").write_text(json.dumps(failure, indent=1) + "\n")
-        if isinstance(error, NotAsPlannedError):
-            journal.say("NOT AS PLANNED")
-        journal.say(f"hosts, stores, events and error output are kept in {settings.out}")
+        _record_failure(error, settings, lifecycle, journal)
         raise
     finally:
         journal.close()
+
+
+def _record_failure(error: BaseException, settings: Settings, lifecycle: Lifecycle, journal: Journal) -> None:
+    """Say why it failed in the run's folder too; where that cannot be done, nothing must hide ``error``."""
+    failure = {"type": type(error).__name__, "message": str(error), "phases": reporting.plain(journal.spans)}
+    with suppress(OSError):  # BrokenPipeError if nobody reads what is said
+        journal.say("NOT AS PLANNED" if isinstance(error, NotAsPlannedError) else "FAILED")
+        journal.say(f"hosts, stores, events and error output are kept in {settings.out}")
+    for keep in (
+        lifecycle.unseal,
+        lambda: (settings.out / "failure.json").write_text(json.dumps(failure, indent=1) + "\n"),
+        lambda: journal.note("failed", **failure),
+        lifecycle.collect_events,
+    ):
+        with suppress(OSError):  # for instance, because the disk is full
+            keep()
 
 
 def _report(record: Record, settings: Settings, journal: Journal, lifecycle: Lifecycle) -> dict[str, Any]:

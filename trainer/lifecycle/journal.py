@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -65,13 +65,13 @@ class Journal:
         """Record when the block begins and ends, and how."""
         self.note("phase", text, phase=name)
         began = self.seconds()
-        ok = False
         try:
             yield
-            ok = True
-        finally:
-            self.spans.append(Span(name, began, self.seconds(), ok))
-            self.note("phase_ended", phase=name, seconds=self.spans[-1].ended - began, ok=ok)
+        except BaseException:
+            with suppress(OSError):  # a full disk must not hide why the phase failed
+                self._end_phase(name, began, ok=False)
+            raise
+        self._end_phase(name, began, ok=True)
 
     def timeline(self) -> list[str]:
         """The phases as bars over the whole time, for people."""
@@ -89,6 +89,10 @@ class Journal:
         """Close the file."""
         self._end_line()
         self._emitter.close()
+
+    def _end_phase(self, name: str, began: float, *, ok: bool) -> None:
+        self.spans.append(Span(name, began, self.seconds(), ok))
+        self.note("phase_ended", phase=name, seconds=self.spans[-1].ended - began, ok=ok)
 
     def _end_line(self) -> None:
         if self._open_line:

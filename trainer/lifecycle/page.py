@@ -9,7 +9,8 @@ from typing import Any
 
 from trainer.lifecycle.plots import Bar, Node, Series, columns, lineage, lines, timeline
 
-STYLE = Path(__file__).parents[1] / "assets" / "report.css"
+# Read at once: that it is missing must not come out at the end of a run.
+STYLE = (Path(__file__).parents[1] / "assets" / "report.css").read_text()
 
 Report = Mapping[str, Any]
 
@@ -30,7 +31,7 @@ def render(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Lifecycle of {escape(report['profile'])}</title><style>{STYLE.read_text()}</style></head>"
+        f"<title>Lifecycle of {escape(report['profile'])}</title><style>{STYLE}</style></head>"
         f"<body>{''.join(parts)}</body></html>\n"
     )
 
@@ -217,14 +218,16 @@ def _evaluation(report: Report) -> str:
         for comparison in found["comparisons"]
         for one in comparison["sets"]
     ]
-    verdict = found["verdict"]
+    data, verdict = report["data"], found["verdict"]
     badge = "badge" if verdict["promote"] else "badge plain"
     text = "improvement" if verdict["promote"] else "no improvement shown"
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in verdict["reasons"])
     speeds = ", ".join(f"{one['tokens_per_second']:.1f}" for one in found["runs"])
     return (
         "<h2>Evaluation</h2><p>Mean loss of the answers in nats, lower is better; greedy answers checked exactly. "
-        "Scored by the shards alone, from committed roots; both workers returned the same results.</p>"
+        "Scored by the shards alone, from committed roots; both workers returned the same results. By the digests of "
+        f"their words, {data['trained_and_scored']} of the {data['scored']} scored documents are among the "
+        f"{data['trained']} that were trained.</p>"
         + _table(head, score_rows, set(range(1, len(head))))
         + f"<p>Differences document by document, with the descriptive one-sided normal {confidence} upper bound:</p>"
         + _table(

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import secrets
 import sys
-import time
 from pathlib import Path
 
 import ckptstore
 from ckptstore import Digest, Store
 from trainer.data.tokenizer import TEMPLATE
-from trainer.lifecycle import admission, fingerprints
+from trainer.lifecycle import admission, replay
 from trainer.lifecycle.commits import REFERENCE, Committed, commit_by_way_of_hosts, commit_reference
 from trainer.lifecycle.drill import lose_host
 from trainer.lifecycle.expect import KEPT, NotAsPlannedError, require, unexpected
-from trainer.lifecycle.fingerprints import Fingerprint
 from trainer.lifecycle.journal import Journal
 from trainer.lifecycle.record import GroupRecord, Pulled, Record, Settings
 from trainer.lifecycle.staging import Staging, stage
@@ -114,11 +112,11 @@ class Lifecycle:
             self._join(group, None)
             group.tell(Start())
             group.tell(Train(1, early))
-            first = self._keep(commit_by_way_of_hosts(group, self.operator, self.ref, early))
+            first = self._keep(commit_by_way_of_hosts(group, self.operator, self.ref, early, None))
             ckptstore.push(self.operator, reference, first.root, ref=self.ref)
             group.tell(Train(early + 1, middle))
-            self._keep(commit_reference(group, reference, path, self.ref, middle), announce=False)
-            record.reference = self._fingerprints(group)
+            self._keep(commit_reference(group, reference, path, self.ref, middle, first.root), announce=False)
+            record.reference = replay.agreed_results(group)
             self._close(group)
         require("updates of the reference", list(range(1, middle + 1)), sorted(record.reference))
         # From here on no path that anything knows leads to the reference, until both roots are on the terminal.
@@ -181,12 +179,12 @@ class Lifecycle:
             if self.settings.sabotage:
                 self._sabotage(group, plan.drill.shard)
             group.tell(Train(early + 1, middle))
-            record.replay = self._fingerprints(group)
-            recovered = self._keep(commit_by_way_of_hosts(group, self.operator, self.ref, middle), announce=False)
+            record.replay = replay.agreed_results(group)
+            recovered = self._keep(commit_by_way_of_hosts(group, self.operator, self.ref, middle, root), announce=False)
             self._compare(middle, recovered)
             group.tell(Train(middle + 1, last))
-            record.continued = {u: f for u, f in self._fingerprints(group).items() if u > middle}
-            final = self._keep(commit_by_way_of_hosts(group, self.operator, self.ref, last))
+            record.continued = {n: one for n, one in replay.agreed_results(group).items() if n > middle}
+            final = self._keep(commit_by_way_of_hosts(group, self.operator, self.ref, last, recovered.root))
             require(f"parent of the root at {last}", recovered.root, final.parent)
             self._close(group)
 
@@ -207,6 +205,7 @@ class Lifecycle:
                 found = {f"shard {shard}": Result.parse(e["result"].encode()) for shard, e in enumerate(events)}
                 digest = require_equal(found)
                 result = record.results[step] = found["shard 0"]
+                require("update that was evaluated", step, result.update)
                 seconds = events[0]["answers_ms"] / 1000
                 record.evaluations.append(
                     {
@@ -294,7 +293,6 @@ class Lifecycle:
     def _join(self, group: LaunchedGroup, root: Digest | None) -> None:
         """Let the workers meet, and compare what they have and measured before any of them makes an update."""
         joined = group.join()
-        self._joined = time.monotonic()
         self.record.ownership = admission.check_ownership(self.plan, joined)
         stored = None if root is None else self.operator.checkpoint(root)
         self.record.binding = admission.check_bindings(joined, stored)
@@ -305,20 +303,10 @@ class Lifecycle:
         moved = sum(one.sent_bytes for one in committed.moved)
         text = f"step {committed.step} committed to {committed.store}: {moved:,} bytes moved"
         text += f", {committed.verified_bytes:,} read back"
-        shown = f" as {committed.root.short}" if announce else ""
-        self.journal.note(
-            "committed", text + shown, step=committed.step, root=str(committed.root), store=committed.store
-        )
+        root = {"root": str(committed.root)} if announce else {}
+        text += f" as {committed.root.short}" if announce else ""
+        self.journal.note("committed", text, step=committed.step, store=committed.store, **root)
         return committed
-
-    def _fingerprints(self, group: LaunchedGroup) -> dict[int, Fingerprint]:
-        """Exact losses and norms of a group's updates; its workers must have the same."""
-        found = [fingerprints.of_events(group.updates(shard)) for shard in range(len(group.hosts))]
-        for shard, other in enumerate(found[1:], 1):
-            difference = fingerprints.first_difference(found[0], other)
-            if difference is not None:
-                raise unexpected(f"losses and norms of shard {shard}", "those of shard 0", difference)
-        return found[0]
 
     def _sabotage(self, group: LaunchedGroup, shard: int) -> None:
         places = [event["place"] for event in group.tell(Flip(shard))]
@@ -334,20 +322,10 @@ class Lifecycle:
         self.journal.note("roots", f"reference root at {middle}: {reference.root}", reference=str(reference.root))
         self.journal.note("roots", f"recovered root at {middle}: {recovered.root}", recovered=str(recovered.root))
         self.unseal()
-        expected = {update: record.reference[update] for update in record.replay}
-        difference = fingerprints.first_difference(expected, record.replay)
-        if difference is None and recovered.root == reference.root:
-            self.journal.say(f"equal: root, and losses and norms of {len(record.replay)} updates, bit for bit")
-            return
         kept = ckptstore.open(self.settings.out / REFERENCE)
-        where = fingerprints.differing_state(kept, reference.root, self.operator, recovered.root)
-        raise unexpected(
-            f"replay to update {middle}",
-            f"root {reference.root}",
-            f"root {recovered.root}; {difference or 'losses and norms are equal'}; {where}",
-            f"ckpt --store {kept.url} diff {reference.root.short} {recovered.root.short} --other {self.operator.url} "
-            "lists all",
-        )
+        planned = {number: one for number, one in record.reference.items() if number > record.plan.commits[0]}
+        replay.require_equal(middle, (kept, reference.root, planned), (self.operator, recovered.root, record.replay))
+        self.journal.say(f"equal: root, and losses and norms of {len(planned)} updates, bit for bit")
 
     def _close(self, group: LaunchedGroup) -> None:
         closed = group.close()
@@ -356,6 +334,7 @@ class Lifecycle:
     def _finished(self, group: LaunchedGroup, peak_rss: tuple[int, ...] = ()) -> None:
         self.record.endings += group.endings
         updates = [group.updates(shard) for shard in range(len(group.hosts))]
+        assert group.joined is not None
         assert group.ended is not None
         self.record.groups.append(
             GroupRecord(
@@ -364,7 +343,7 @@ class Lifecycle:
                 hosts=tuple(host.name for host in group.hosts),
                 pids=tuple(process.pid for process in group.processes),
                 began=self.journal.seconds(group.began),
-                joined=self.journal.seconds(self._joined),
+                joined=self.journal.seconds(group.joined),
                 ended=self.journal.seconds(group.ended),
                 update_seconds=sum(event["ms"] for event in updates[0].values()) / 1000,
                 updates=tuple(sorted(updates[0])),

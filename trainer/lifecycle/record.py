@@ -9,11 +9,12 @@ from typing import Any
 
 from ckptstore import Digest
 from trainer.compute.numerics import Plain
+from trainer.compute.result import UpdateResult
 from trainer.lifecycle.commits import OPERATOR, Committed
 from trainer.lifecycle.drill import Loss
-from trainer.lifecycle.fingerprints import Fingerprint
 from trainer.lifecycle.staging import Staging
 from trainer.preparation.plan import Plan
+from trainer.preparation.planning import Profile
 from trainer.scoring.evaluation import Result
 from trainer.workers.hosts import Cleared
 from trainer.workers.launch import Ending
@@ -24,7 +25,7 @@ class Settings:
     """What the caller decides. ``operator`` is the URL of a store; without one, it is a folder of the run."""
 
     out: Path
-    profile: str = "demo"
+    profile: Profile
     operator: str | None = None
     mode: str = "kill"
     compute: str | None = None
@@ -79,9 +80,9 @@ class Record:
     binding: Mapping[str, Plain] = field(default_factory=dict)
     empty_listing: list[str] | None = None
     loss: Loss | None = None
-    reference: dict[int, Fingerprint] = field(default_factory=dict)
-    replay: dict[int, Fingerprint] = field(default_factory=dict)
-    continued: dict[int, Fingerprint] = field(default_factory=dict)
+    reference: dict[int, UpdateResult] = field(default_factory=dict)
+    replay: dict[int, UpdateResult] = field(default_factory=dict)
+    continued: dict[int, UpdateResult] = field(default_factory=dict)
     results: dict[int, Result] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     sabotaged: dict[str, Any] | None = None

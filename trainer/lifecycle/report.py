@@ -10,10 +10,11 @@ from typing import Any
 
 from ckptstore import Digest
 from ckptstore.evidence import ArchiveInfo
+from ckptstore.format import canonical
 from trainer.lifecycle.commits import REFERENCE, Committed
-from trainer.lifecycle.fingerprints import Fingerprint
 from trainer.lifecycle.journal import Journal
 from trainer.lifecycle.record import Record
+from trainer.preparation.plan import Plan
 from trainer.scoring import statistics
 from trainer.scoring.evaluation import Answer, Result
 from trainer.scoring.statistics import Comparison
@@ -46,6 +47,7 @@ def make_report(record: Record, journal: Journal) -> dict[str, Any]:
             "confidence": plan.evaluation.criteria.confidence,
             "retention_margin": plan.evaluation.criteria.margin,
         },
+        "data": _data(plan),
         "controller": {"torch_imported": record.torch_imported, "python": platform.python_version()},
         "isolation": (
             "hosts are folders and process groups on one machine; an audit hook in every worker refuses opens under "
@@ -66,9 +68,7 @@ def make_report(record: Record, journal: Journal) -> dict[str, Any]:
             "first": early + 1,
             "last": middle,
             "updates": len(record.replay),
-            "losses_and_norms_equal": all(
-                record.replay[update].exact == record.reference[update].exact for update in record.replay
-            ),
+            "losses_and_norms_equal": record.replay == {n: record.reference[n] for n in range(early + 1, middle + 1)},
         },
         "checkpoints": [_checkpoint(one) for one in record.committed],
         "stagings": plain(record.stagings),
@@ -77,9 +77,9 @@ def make_report(record: Record, journal: Journal) -> dict[str, Any]:
         "loss_of_host": plain(record.loss),
         "groups": plain(record.groups),
         "updates": {
-            "reference": [_update(one) for one in record.reference.values()],
-            "replay": [_update(one) for one in record.replay.values()],
-            "continued": [_update(one) for one in record.continued.values()],
+            "reference": [one.to_plain() for one in record.reference.values()],
+            "replay": [one.to_plain() for one in record.replay.values()],
+            "continued": [one.to_plain() for one in record.continued.values()],
         },
         "evaluation": _evaluation(record),
         "phases": plain(journal.spans),
@@ -123,14 +123,20 @@ def _checkpoint(committed: Committed) -> dict[str, Any]:
     return body
 
 
-def _update(one: Fingerprint) -> dict[str, Any]:
+def _data(plan: Plan) -> dict[str, Any]:
+    """Who is trained and who is only scored, by the digests of their words, and what both have in common."""
+    members = {name: set(digests.values()) for name, digests in plan.memberships().items()}
+    trained = set().union(*(members[phase.name] for phase in plan.phases))
+    scored = set().union(*(members[one.name] for one in plan.evaluation.sets))
     return {
-        "update": one.update,
-        "loss": one.loss,
-        "norm": one.norm,
-        "exact": dict(one.exact),
-        "sent_bytes": one.sent_bytes,
-        "ms": one.ms,
+        "sets": [
+            {"name": name, "documents": len(digests), "digest": str(Digest.of(canonical.encode([*sorted(digests)])))}
+            for name, digests in members.items()
+        ],
+        "trained": len(trained),
+        "trained_again": len(plan.replayed),
+        "scored": len(scored),
+        "trained_and_scored": len(trained & scored),
     }
 
 

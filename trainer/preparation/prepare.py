@@ -15,19 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptstore import errors
-from ckptstore.errors import BackendError, CorruptError, RefusedError
+from ckptstore.errors import BackendError, CorruptError, NotFoundError, RefusedError
 from ckptstore.format.digest import Digest
 from trainer.compute import weights
 from trainer.compute.config import Config, partition
 from trainer.compute.numerics import env_for
 from trainer.data import cohorts, conversations, tokenizer
+from trainer.errors import of_system
 from trainer.preparation import planning
 from trainer.preparation.plan import COMPUTE, KILL, Numerics, Plan
+from trainer.preparation.planning import Profile
 from trainer.preparation.staged import INPUTS, PLAN, PLAN_FILE, SOURCES, weights_path
 
 TRAINER = Path(__file__).parents[1]
 ASSETS = TRAINER / "assets"
 TEMPLATE_ASSET = ASSETS / "tokenizer" / tokenizer.TEMPLATE
+
+_TORCH_SECONDS = 300  # for importing torch, also from a cold disk
 
 _NOTICE = f"""\
 conversations.jsonl and retention.jsonl hold conversations of the package
@@ -46,36 +50,35 @@ class Prepared:
     plan: Plan
 
 
-def prepare(profile: str, directory: Path, *, compute: str, kernels: str = "native", mode: str = KILL) -> Prepared:
+def prepare(profile: Profile, directory: Path, *, compute: str, kernels: str = "native", mode: str = KILL) -> Prepared:
     """Write the folders ``plan``, ``inputs`` and ``sources`` of a profile under ``directory``, which is made if absent.
 
     Args:
-        profile: a name in :data:`trainer.preparation.planning.PROFILES`.
+        profile: what is trained, for instance :func:`trainer.preparation.planning.profile` of a name.
         directory: without any of the three folders.
         compute: ``bfloat16`` or ``float32``; :func:`choose_compute` says what this machine's CPU supports.
         kernels: the numerics profile that workers start with, as in :func:`trainer.compute.numerics.env_for`.
         mode: how the drill loses its host, ``kill`` or ``stop``.
 
     Raises:
-        UsageError: no such profile.
         RefusedError: one of the folders is there already.
-        NotFoundError: the conversations' package is not installed.
+        NotFoundError: the conversations' package is not installed, or a committed file is not there.
         CorruptError: starting weights or conversations are not those that this release was made for.
+        BackendError: a file cannot be written.
     """
-    chosen = planning.profile(profile)
     for folder in (PLAN, INPUTS, SOURCES):
         if os.path.lexists(directory / folder):
             raise RefusedError(
                 f"{directory / folder}", "is there already", "prepare into a new folder, or remove what is there"
             )
-    start = start_weights(chosen.name)
-    files = tokenizer.files(TEMPLATE_ASSET.read_bytes())
+    start = start_weights(profile.name)
+    files = tokenizer.files(_asset(TEMPLATE_ASSET))
     rendered = tokenizer.from_files(files)
     corpus = conversations.load()
-    eligible = planning.short_enough(corpus.conversations, rendered, chosen.conversation_tokens)
-    drawn = cohorts.draw(chosen.seed, chosen.counts, eligible)
+    eligible = planning.short_enough(corpus.conversations, rendered, profile.conversation_tokens)
+    drawn = cohorts.draw(profile.seed, profile.counts, eligible)
     plan = planning.make_plan(
-        chosen, drawn, rendered, corpus.digest, Digest.of(start), Numerics(compute, kernels), mode
+        profile, drawn, rendered, corpus.digest, Digest.of(start), Numerics(compute, kernels), mode
     )
 
     inputs = {f"data/{name}.jsonl": cohorts.write(documents) for name, documents in drawn.sets().items()}
@@ -100,8 +103,8 @@ def read_plan(directory: Path) -> Plan:
 
 def start_weights(profile: str) -> bytes:
     """The committed file of starting weights. CorruptError if it has not the digest that is recorded beside it."""
-    data = (ASSETS / f"{profile}-start.safetensors").read_bytes()
-    recorded = json.loads((ASSETS / f"{profile}-start.json").read_bytes())["digest"]
+    data = _asset(ASSETS / f"{profile}-start.safetensors")
+    recorded = json.loads(_asset(ASSETS / f"{profile}-start.json"))["digest"]
     actual = str(Digest.of(data))
     if actual != recorded:
         why = f"expected {recorded}, found {actual}"
@@ -141,7 +144,12 @@ def choose_compute(kernels: str = "native") -> str:
     search = os.pathsep.join(filter(None, (str(TRAINER.parent), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, **env_for(kernels), "PYTHONPATH": search}
     command = [sys.executable, "-c", question]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment, timeout=_TORCH_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise BackendError("asking torch for BF16 kernels", f"no answer within {_TORCH_SECONDS} s") from None
     answer = done.stdout.strip()
     if done.returncode or answer not in COMPUTE:
         last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
@@ -149,9 +157,19 @@ def choose_compute(kernels: str = "native") -> str:
     return answer
 
 
+def _asset(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise NotFoundError(f"asset {path.name}", f"not in {path.parent}", "restore it from version control") from None
+
+
 def _write(directory: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
         path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        path.chmod(0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.chmod(0o644)
+        except OSError as error:
+            raise of_system(error, f"writing {path}") from None

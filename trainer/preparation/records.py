@@ -58,7 +58,7 @@ def _read(kind: Any, value: Json, where: str) -> Any:
     if kind is Digest:
         return parse_digest(value, where)
     if kind is float:
-        return _float(value, where)
+        return exact_float(value, where)
     if get_origin(kind) is tuple:
         return _tuple(get_args(kind), as_list(value, where), where)
     if get_origin(kind) is UnionType:
@@ -87,7 +87,8 @@ def _tuple(kinds: tuple[Any, ...], items: list[Json], where: str) -> tuple[Any, 
     return tuple(_read(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, items, strict=True)))
 
 
-def _float(value: Json, where: str) -> float:
+def exact_float(value: object, where: str) -> float:
+    """The finite float of its one text in hexadecimal, as ``float.hex`` writes it. MalformedError for any other."""
     try:
         number = float.fromhex(value) if type(value) is str else math.nan
     except (ValueError, OverflowError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from ckptstore.errors import MalformedError
 
@@ -50,7 +50,7 @@ class Event:
         if len(line) > LINE_LIMIT:
             raise MalformedError("event", f"a line of {len(line)} bytes, the limit is {LINE_LIMIT}")
         try:
-            body = json.loads(line)
+            body = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise MalformedError("event", f"not a line of JSON ({type(error).__name__}): {line[:80]!r}") from None
         match body:
@@ -100,13 +100,20 @@ class Emitter:
         self._lock = threading.Lock()
 
     def emit(self, name: str, /, **fields: Any) -> Event:
-        """Write one event and return it. BrokenPipeError if nobody reads the pipe any more."""
+        """Write one event and return it.
+
+        Raises:
+            BrokenPipeError: nobody reads the pipe any more.
+            OSError: the file cannot be written; the pipe has the event.
+        """
         with self._lock:  # taken before the clock is read, so that lines are in the order of their times
             event = make(name, fields)
             line = event.encode()
-            _write(self._file, line)
-            if self._pipe is not None:
-                _write(self._pipe, line)
+            try:
+                _write(self._file, line)
+            finally:  # who listens has to learn of it, above all when the disk is full
+                if self._pipe is not None:
+                    _write(self._pipe, line)
         return event
 
     def close(self) -> None:
@@ -140,10 +147,16 @@ class Heartbeat:
             number += 1
             try:
                 self._emitter.emit(HEARTBEAT, number=number)
-            except OSError:
+            except BrokenPipeError:
                 self._orphaned()
                 return
+            except OSError:
+                pass  # the file; whatever needs it will say so
             self._stop.wait(self._period)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +19,10 @@ from trainer.workers.events import HEARTBEAT, Event, make
 from trainer.workers.events import LINE_LIMIT as EVENT_LIMIT
 from trainer.workers.hosts import Host, Process
 from trainer.workers.launch import Ending, Launch, worker_arguments, worker_environment
+from trainer.workers.reports import check
+
+_LAST_WORDS = 5.0  # seconds for what other workers have to say when one has lost its peer
+_SETTLING = 0.3  # seconds that a silence has to last once it was seen: a controller that was stopped itself reads first
 
 
 class GroupLostError(CkptStoreError):
@@ -59,6 +64,8 @@ Seen = Said | Ended | Silent
 class LaunchedGroup:
     """Workers on ``hosts``, one for each shard in order; ends them all when its ``with`` block is left by an error.
 
+    To be made in a thread that outlives the workers: they end with it, so that none outlives its controller.
+
     Args:
         launch: what all groups are started with.
         generation: number of this group, counted from 1.
@@ -83,12 +90,14 @@ class LaunchedGroup:
     ) -> None:
         self.launch, self.generation, self.purpose, self.hosts = launch, generation, purpose, tuple(hosts)
         self.began = time.monotonic()
+        self.joined: float | None = None
         self.ended: float | None = None
         self.said: list[Said] = []
         self.endings: tuple[Ending, ...] = ()
         self._listen = listen
         self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
         self._heard: dict[int, float] = {}
+        self._suspected: dict[tuple[int, float], float] = {}  # (shard, last heard): first found silent
         self._silent: set[int] = set()
         self._over: set[int] = set()
         self._watched = False
@@ -154,19 +163,22 @@ class LaunchedGroup:
             for process in self.processes[1:]:
                 process.send(orders.encode(orders.Join(port)))
         joined = self._wait(orders.DONE[orders.Join], set(range(len(self.processes))))
-        for shard in range(len(self.processes)):
-            self._heard[shard] = time.monotonic()
+        self.joined = time.monotonic()
         self._watched = True
         return [joined[shard] for shard in sorted(joined)]
 
-    def tell(self, order: orders.Order) -> list[Event]:
+    def tell(self, order: orders.Order, seconds: float = inf) -> list[Event]:
         """Give all workers an order and wait until it is carried out; returns the last event of each by shard.
+
+        Args:
+            order: what to do.
+            seconds: how long it may take.
 
         Raises:
             GroupLostError: a worker ended, fell silent, reported an error, or nothing happened for too long.
         """
         self.send(order)
-        done = self._wait(orders.DONE[type(order)], set(range(len(self.processes))))
+        done = self._wait(orders.DONE[type(order)], set(range(len(self.processes))), seconds)
         return [done[shard] for shard in sorted(done)]
 
     def send(self, order: orders.Order) -> None:
@@ -184,6 +196,9 @@ class LaunchedGroup:
             match self.poll(1.0):
                 case Ended(shard=shard, status=status) if status:
                     raise self._lost(shard, _how(status))
+        staying = set(range(len(self.processes))) - self._over
+        if staying:
+            raise self._lost(min(staying), "it said that it was leaving, and stayed")
         self._end()
         return closed
 
@@ -203,16 +218,20 @@ class LaunchedGroup:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _wait(self, name: str, shards: set[int]) -> dict[int, Event]:
+    def _wait(self, name: str, shards: set[int], seconds: float = inf) -> dict[int, Event]:
         patience = 2 * self.launch.plan.timeouts.group
+        began = time.monotonic()
         found: dict[int, Event] = {}
         while shards - found.keys():
-            match self.poll(patience):
+            left = max(0.0, began + seconds - time.monotonic())
+            match self.poll(min(patience, left)):
+                case None if left < patience:
+                    raise self._lost(min(shards - found.keys()), f"not {name} within {seconds:g} s")
                 case None:
                     missing = min(shards - found.keys())
                     raise self._lost(missing, f"nothing happened for {patience} s while {name} was expected")
                 case Said(shard=shard, event=event) if event.name == "error":
-                    raise self._lost(shard, self._first_error(shard, event))
+                    raise self._lost(shard, self._first_error(shard, event), reported=True)
                 case Said(shard=shard, event=event) if event.name == name and shard in shards:
                     found[shard] = event
                 case Ended(shard=shard, status=0) if shard in found and name == orders.DONE[orders.Close]:
@@ -226,19 +245,23 @@ class LaunchedGroup:
     def _first_error(self, shard: int, event: Event) -> str:
         """What a worker reported; where that is only that its peer is gone, what the peer has to say as well."""
         texts = [f"{event['type']}: {event['message']}"]
+        deadline = time.monotonic() + _LAST_WORDS
         if event["type"] == "PeerLostError":
-            while (seen := self.poll(1.0)) is not None:
+            while (seen := self.poll(min(1.0, deadline - time.monotonic()))) is not None:
                 if seen.shard != shard and isinstance(seen, Said) and seen.event.name == "error":
                     texts.append(f"shard {seen.shard} says {seen.event['type']}: {seen.event['message']}")
                 if seen.shard != shard and isinstance(seen, Ended):
                     texts.append(f"shard {seen.shard} was {_how(seen.status)}")
         return "; ".join(texts)
 
-    def _lost(self, shard: int, why: str) -> GroupLostError:
+    def _lost(self, shard: int, why: str, *, reported: bool = False) -> GroupLostError:
+        """The error about a worker; its last words are added unless it ``reported`` itself what happened."""
         process = self.processes[shard]
-        words = process.last_words()
+        words = "" if reported else process.last_words()
         what = f"generation {self.generation} ({self.purpose}), shard {shard} on {process.host.name}"
-        return GroupLostError(what, f"{why}\n{words}" if words else why, f"error output is in {process.stderr_path}")
+        return GroupLostError(
+            what, f"{why}; its last words: {words}" if words else why, f"error output is in {process.stderr_path}"
+        )
 
     def _newly_silent(self) -> Silent | None:
         if not self._watched:
@@ -247,7 +270,9 @@ class LaunchedGroup:
         now = time.monotonic()
         for shard, heard in tuple(self._heard.items()):
             missed = int((now - heard) / timeouts.heartbeat)
-            if missed >= timeouts.heartbeats_missed and shard not in self._silent:
+            if missed < timeouts.heartbeats_missed or shard in self._silent:
+                continue
+            if now - self._suspected.setdefault((shard, heard), now) >= _SETTLING:
                 self._silent.add(shard)
                 return Silent(shard, now, missed)
         return None
@@ -259,7 +284,7 @@ class LaunchedGroup:
                 now = time.monotonic()
                 self._heard[shard] = now
                 try:
-                    event = Event.parse(line)
+                    event = check(Event.parse(line))
                 except MalformedError as error:
                     if not line.endswith(b"\n"):
                         break  # cut off by its writer's end

@@ -20,7 +20,7 @@ from pathlib import Path
 from ckptstore.errors import BackendError, RefusedError
 
 STORE = "store"
-_TAIL = 12  # lines
+_TAIL = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ class Process:
         return True
 
     def last_words(self) -> str:
-        """The last lines of its error output."""
+        """The last line of its error output that says something."""
         with suppress(OSError):
             lines = self.stderr_path.read_text(errors="replace").splitlines()
-            return "\n".join(lines[-_TAIL:])
+            return next((line.strip()[:_TAIL] for line in reversed(lines) if line.strip()), "")
         return ""

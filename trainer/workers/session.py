@@ -8,6 +8,7 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from math import prod
 from pathlib import Path
@@ -22,7 +23,7 @@ from ckptstore.errors import RefusedError, UsageError
 from trainer.compute import generate, numerics, weights
 from trainer.compute.model import Shard
 from trainer.compute.step import Step, build_optimizer
-from trainer.compute.transport import connect
+from trainer.compute.transport import Group
 from trainer.data.tokenizer import EOS
 from trainer.errors import CursorError
 from trainer.preparation import inputs as prepared
@@ -43,21 +44,25 @@ class Session:
     Args:
         host: the host's folder, with the staged ``plan/`` and ``inputs/``; paths of stores are relative to it.
         identity: the prepared identity, which goes into every checkpoint.
-        generation: number of this incarnation of the group.
         events: where everything that happens is reported.
+        join: called with the plan's timeout in seconds once this process is set up; returns this worker's end of the
+            group.
+        fenced: whether this process can only reach its host's folder of the run, for the report.
 
     Raises:
         NumericsError: the process was not started with the environment that the plan needs.
         PeerLostError: the others did not come.
     """
 
-    def __init__(self, host: Path, identity: Digest, generation: int, events: Emitter) -> None:
+    def __init__(
+        self, host: Path, identity: Digest, events: Emitter, join: Callable[[float], Group], *, fenced: bool = False
+    ) -> None:
         self.host, self.identity, self.events = host, identity, events
         plan = self.plan = prepare.read_plan(host / staged.PLAN)
         numerics.apply(threads=plan.numerics.threads, profile=plan.numerics.kernels)
         self.binding = numerics.binding(plan.numerics.compute, recompute=plan.numerics.recompute)
         self.inputs = prepared.load(plan, host / staged.INPUTS)
-        self.group = connect(timeout=plan.timeouts.group, generation=generation)
+        self.group = join(plan.timeouts.group)
         if self.group.world != len(plan.owners):
             raise UsageError("worker", f"a group of {self.group.world} for {len(plan.owners)} shards", "set WORLD_SIZE")
         own = self.own = plan.owners[self.group.rank]
@@ -83,6 +88,7 @@ class Session:
             binding=self.binding,
             parameters=sum(prod(shape) for _, shape in held),
             tensors=[name for name, _ in held],
+            fenced=fenced,
             staged_sources=all(
                 Path(module.__file__ or "").resolve().is_relative_to((host / staged.SOURCES).resolve())
                 for module in (ckptstore, staged)
@@ -160,16 +166,7 @@ class Session:
         self._hold = order.hold
         for update, batch in self.inputs.batches(order.first, order.last):
             result = self.step.run(update, batch)
-            self.events.emit(
-                "update",
-                update=update,
-                exact=result.exact,
-                loss=result.loss,
-                norm=result.norm,
-                sent_bytes=result.sent_bytes,
-                received_bytes=result.received_bytes,
-                ms=result.ms,
-            )
+            self.events.emit("update", **result.to_plain())
         self._hold = None
         self.events.emit("trained", first=order.first, last=order.last)
 

@@ -8,6 +8,7 @@ is chosen by one process and lost to another.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -53,9 +54,11 @@ def run(options: Options, source: BinaryIO) -> NoReturn:
 
     Never returns: after an error the destructors of a broken group can hang.
     """
+    if options.pipe is not None:
+        _end_with_launcher()
     if options.area is not None:
         fence.install(options.area, (options.host, *options.allow))
-    shard = int(os.environ.get("RANK", "0"))
+    shard = _number("RANK", "0")
     emitter = Emitter(events_path(options.host, options.generation, shard), options.pipe)
     code = ORPHANED
     try:
@@ -68,21 +71,30 @@ def run(options: Options, source: BinaryIO) -> NoReturn:
         pass
     except BaseException as error:
         code = _code(error)
-        if isinstance(error, CkptStoreError):
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        else:
-            traceback.print_exc()
         with suppress(OSError):
             emitter.emit("error", type=type(error).__name__, message=str(error) or type(error).__name__, code=code)
+        with suppress(OSError):
+            if isinstance(error, CkptStoreError):
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            else:
+                traceback.print_exc()
     os._exit(code)
 
 
 def _work(options: Options, emitter: Emitter, source: BinaryIO) -> None:
     incoming = _orders(source)
     held = _rendezvous(emitter, incoming)
+    from trainer.compute.transport import connect
     from trainer.workers.session import Session
 
-    session = Session(options.host, options.identity, options.generation, emitter)
+    fenced = options.area is not None and fence.holds(options.area)
+    session = Session(
+        options.host,
+        options.identity,
+        emitter,
+        lambda timeout: connect(timeout=timeout, generation=options.generation),
+        fenced=fenced,
+    )
     for order in incoming:
         if isinstance(order, orders.Close):
             break
@@ -104,7 +116,7 @@ def _rendezvous(emitter: Emitter, incoming: Iterator[orders.Order]) -> object | 
 
     held = None
     if os.environ.get("RANK") == "0":
-        held = host_rendezvous(os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"]), timeout=60.0)
+        held = host_rendezvous(os.environ["MASTER_ADDR"], _number("WORLD_SIZE"), timeout=60.0)
         emitter.emit("listening", port=held.port)
         os.environ["MASTER_PORT"] = str(held.port)
     else:
@@ -115,6 +127,22 @@ def _rendezvous(emitter: Emitter, incoming: Iterator[orders.Order]) -> object | 
     # So that env:// looks for a store that exists already, also on the first rank.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     return held
+
+
+def _number(variable: str, default: str = "") -> int:
+    """An environment variable that launchers set. UsageError if it is no number."""
+    text = os.environ.get(variable, default)
+    if not text.isdecimal():
+        raise UsageError(f"environment variable {variable}", f"{text!r:.40} is no number", "set it as torchrun does")
+    return int(text)
+
+
+def _end_with_launcher() -> None:
+    """Let the kernel end this process when its launcher ends, where it can: a stopped process cannot notice itself."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _code(error: BaseException) -> int:
