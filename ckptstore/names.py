@@ -38,7 +38,9 @@ def resolve(backend: ReadBackend, refs: Refs, name: str) -> Digest:
         raise UsageError(f"root {name!r:.80}", f"neither a ref nor {MIN_PREFIX} hex digits or more of a digest")
     fitting = list(checkpoints(backend, digits))
     if not fitting:
-        raise NotFoundError(f"checkpoint {name}", f"none in {backend.url} begins so", "see ckpt log or ckpt ls")
+        raise NotFoundError(
+            f"checkpoint {name}", f"none in {backend.url} begins so", "ckpt ref list and ckpt log show what there is"
+        )
     if len(fitting) > 1:
         listed = ", ".join(root.short for root in fitting[:8])
         raise UsageError(f"prefix {name}", f"it fits {len(fitting)} checkpoints: {listed}", "give more digits")

@@ -6,7 +6,8 @@ import secrets
 from pathlib import Path
 
 from ckptstore.backends import open_backend
-from ckptstore.errors import NotFoundError, RefusedError, UnsupportedVersionError
+from ckptstore.backends.protocol import ReadBackend
+from ckptstore.errors import CorruptError, NotFoundError, RefusedError, UnsupportedVersionError
 from ckptstore.format.keys import STORE_KEY
 from ckptstore.format.records import RECORD_LIMIT
 from ckptstore.format.records import Store as StoreHeader
@@ -33,8 +34,7 @@ def open_store(url: str | Path, *, create: bool = False) -> Store:
             raise NotFoundError(
                 f"store {backend.url}", why, "make one with ckpt init, or open(…, create=True)"
             ) from None
-        first = next(iter(backend.list("")), None)
-        if first is not None and first.key != STORE_KEY:  # that one: another process has just made the store
+        if not _is_new(backend):
             why = f"it has files but no {STORE_KEY}"
             raise RefusedError(f"store {backend.url}", why, "choose an empty directory") from None
         backend.create(STORE_KEY, StoreHeader(secrets.token_hex(16)).encode())
@@ -44,3 +44,12 @@ def open_store(url: str | Path, *, create: bool = False) -> Store:
         name = stat.key.removeprefix("features/")
         raise UnsupportedVersionError(f"store {backend.url}", f"feature {name!r:.60} is unknown to this release")
     return Store(backend)
+
+
+def _is_new(backend: ReadBackend) -> bool:
+    """Whether there is nothing yet, or only the header that another process has just made."""
+    try:
+        first = next(iter(backend.list("")), None)
+    except CorruptError:  # a file with a name that no store has
+        return False
+    return first is None or first.key == STORE_KEY

@@ -126,7 +126,7 @@ def arm(state: TrainingState, restored: Restored) -> None:
     try:
         captured = state.capture()
         written = write_shard(captured, view.shard.index, view.shard.count, HashSink())
-    except RefusedError as error:
+    except CkptStoreError as error:
         raise NotArmedError(error.what, error.why, error.hint) from error
     actual = shard_leaves(written.entries, written.shard.optimizers, written.shard.aliases)
     wrong = differences(view.leaves(), actual)

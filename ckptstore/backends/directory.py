@@ -23,7 +23,7 @@ from ckptstore.backends.medium import read_from_medium
 from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, check_key, check_prefix
 from ckptstore.backends.temporaries import TEMPORARIES, remove_stale, temporary
 from ckptstore.backends.window import window
-from ckptstore.errors import BackendError, CorruptError, NotFoundError, ReadOnlyError, UsageError
+from ckptstore.errors import BackendError, CorruptError, NotFoundError, ReadOnlyError, RefusedError, UsageError
 
 QUARANTINE = "quarantine"
 
@@ -58,8 +58,11 @@ class DirectoryBackend:
         """Make the directory durably, with those above it, if it is missing, and open it.
 
         Raises:
+            RefusedError: something that is no directory has that name.
             NoSpaceError, ReadOnlyError, BackendError: it cannot be made.
         """
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise RefusedError(f"store {os.path.abspath(path)}", "it is not a directory", "choose another name")
         with storage_errors(f"creating store {os.path.abspath(path)}", os.path.abspath(path), needed=0):
             make_folders(path)
         return cls(path)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import ckptstore
 from ckptstore.backends import open_backend
 from ckptstore.backends.memory import MemoryBackend
-from ckptstore.errors import BackendError, NotFoundError, UsageError
+from ckptstore.errors import NotFoundError, RefusedError, UsageError
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "per%20cent", "que?ry#x", "umläut", "a:b"])
@@ -38,7 +39,7 @@ def test_opening_creates_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotFoundError, match="not a directory"):
         open_backend(tmp_path / "file")
-    with pytest.raises(BackendError, match="EEXIST"):
+    with pytest.raises(RefusedError, match="not a directory"):
         open_backend(tmp_path / "file", create=True)
     with pytest.raises(NotFoundError):
         open_backend("memory:never-made")
@@ -88,3 +89,17 @@ def test_importing_backends_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_file_is_no_place_for_a_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RefusedError, match="not a directory"):
+        open_backend(tmp_path / "file", create=True)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".git", "my notes.txt", "notes"])
+def test_a_folder_with_other_files_is_no_place_for_a_new_store(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(RefusedError, match="it has files"):
+        ckptstore.open(tmp_path, create=True)

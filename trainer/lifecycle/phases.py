@@ -41,6 +41,7 @@ class Lifecycle:
         self.members: list[Host] = []
         self._generation = 0
         self._sealed: Path | None = None
+        self._mode = 0o755
 
     def run(self) -> Record:
         """All phases up to the evaluation, and the receipts for what was removed.
@@ -121,6 +122,7 @@ class Lifecycle:
         require("updates of the reference", list(range(1, middle + 1)), sorted(record.reference))
         # From here on no path that anything knows leads to the reference, until both roots are on the terminal.
         self._sealed = self.settings.out / f".sealed-{secrets.token_hex(8)}"
+        self._mode = path.stat().st_mode & 0o7777
         path.rename(self._sealed)
         self._sealed.chmod(0)
         self.journal.note("sealed", f"reference of update {middle} is out of reach", step=middle)
@@ -248,7 +250,7 @@ class Lifecycle:
     def unseal(self) -> None:
         """Give the reference's store its name back: when both roots are known, or nothing runs any more."""
         if self._sealed is not None:
-            self._sealed.chmod(0o755)
+            self._sealed.chmod(self._mode)
             self._sealed.rename(self.settings.out / REFERENCE)
             self._sealed = None
 
