@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ckptstore.aliases import find_aliases
 from ckptstore.capture import TrainingState, parameter_paths
-from ckptstore.chunks import ChunkSource
 from ckptstore.closure import Closure, ShardView, check_presence, read_closure
 from ckptstore.errors import (
     CkptStoreError,
@@ -26,6 +24,7 @@ from ckptstore.errors import (
     TornRestoreError,
     UsageError,
 )
+from ckptstore.fill import Target, fill_tensors
 from ckptstore.format import values
 from ckptstore.format.canonical import Json, encode
 from ckptstore.format.checkpoint import Checkpoint
@@ -38,14 +37,11 @@ from ckptstore.format.page import (
     Entry,
     HyperEntry,
     Role,
-    TensorEntry,
     ValueEntry,
-    show_role,
 )
 from ckptstore.format.progress import NamedState
 from ckptstore.format.shard import Optimizer
 from ckptstore.format.state import differences, shard_leaves
-from ckptstore.format.tensors import CHUNK
 from ckptstore.modules import Slot, extra_states, find_slot
 from ckptstore.objects import Objects
 from ckptstore.optimizers import OptimizerPlan, value_of
@@ -284,7 +280,7 @@ class _Plan:
             slots[entry.path, entry.role] = target.tensor
             targets.append(target)
         try:
-            fill_tensors(objects, self.view, targets, restored)
+            restored.bytes_read = fill_tensors(objects, self.view, targets, restored.overwritten)
         except CkptStoreError as error:
             if not restored.overwritten:
                 raise
@@ -336,70 +332,6 @@ def _give(what: str, take: Callable[..., object], *given: object) -> None:
 def state_value(state: NamedState) -> Any:
     """The state dict of a stored scheduler, scaler, data source or value, with live tensors."""
     return live(values.from_json(state.value))
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The tensor that takes an entry; ``live`` if it is live state and not new."""
-
-    entry: TensorEntry
-    tensor: Tensor
-    live: bool
-
-
-def fill_tensors(objects: Objects, view: ShardView, targets: list[Target], restored: Restored) -> None:
-    """Read the chunks of ``targets`` (entries in order), verify each, and put them into the tensors one after the
-    other."""
-    source = ChunkSource(objects, view)
-
-    def load(item: tuple[int, int]) -> bytes:
-        return source.read(targets[item[0]].entry, item[1])
-
-    order = [(index, number) for index, t in enumerate(targets) for number in range(max(1, len(t.entry.chunks)))]
-    filler: _Filler | None = None
-    for (index, number), data in zip(order, in_threads(load, order), strict=True):
-        entry = targets[index].entry
-        if number == 0:
-            filler = _Filler(targets[index].tensor)
-        assert filler is not None
-        if number == 0 and targets[index].live:
-            restored.overwritten.append(f"{show_role(entry.role)} {entry.path}")
-        filler.put(number * CHUNK, data)
-        restored.bytes_read += len(data)
-        if number == max(1, len(entry.chunks)) - 1:
-            filler.finish()
-
-
-class _Filler:
-    """Puts row-major bytes into a tensor: straight into contiguous memory, else by way of a contiguous copy."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor = tensor.detach()
-        self._direct = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-        whole = tensor if self._direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        self._whole = whole
-        self._bytes = whole.reshape(-1).view(torch.uint8)
-
-    def put(self, offset: int, data: bytes) -> None:
-        """Bytes at ``offset`` from the tensor's start."""
-        part = self._bytes[offset : offset + len(data)]
-        if part.device.type == "cpu":
-            part.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
-        else:
-            part.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-
-    def finish(self) -> None:
-        """All bytes are there."""
-        if self._direct:
-            if not self._tensor.is_inference():  # a backward pass over the old values must fail
-                torch.autograd.graph.increment_version(self._tensor)
-            return
-        target, whole = self._tensor, self._whole
-        for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-            if size > 1 and stride == 0:  # an expanded dimension: one element stands for all
-                target, whole = target.narrow(dim, 0, 1), whole.narrow(dim, 0, 1)
-        with torch.inference_mode(target.is_inference()):
-            target.copy_(whole)
 
 
 def _verify_all(objects: Objects, closure: Closure) -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The rooms that read or write live tensors and torch's own state.
 LIVE = tuple(
     f"ckptstore.{name}"
-    for name in ("aliases", "binding", "capture", "modules", "optimizers", "restore", "rng", "tensors")
+    for name in ("aliases", "binding", "capture", "fill", "modules", "optimizers", "restore", "rng", "tensors")
 )
 
 # Heavy third-party modules, and the only rooms that may import each (a module, or a package with all below it).

@@ -18,29 +18,21 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from sqlalchemy import (
-    DDL,
-    Column,
     Connection,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    column,
     create_engine,
     delete,
     event,
     except_,
     insert,
     select,
-    table,
     union,
 )
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from ckptstore.backends.protocol import ReadBackend
-from ckptstore.catalogue import sqlitefile
-from ckptstore.catalogue.inventory import SHARD, Row, document_rows, receipt_row, receipt_rows, ref_rows
+from ckptstore.catalogue import sqlitefile, tables
+from ckptstore.catalogue.inventory import Row, document_rows, receipt_row, receipt_rows, ref_rows
 from ckptstore.errors import CkptStoreError
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import STORE_KEY, document_key, receipt_key, ref_key
@@ -63,61 +55,6 @@ class CatalogueError(CkptStoreError):
 
     code: ClassVar[str] = "catalogue"
 
-
-_metadata = MetaData()
-
-
-def _table(name: str, key: str, columns: str) -> Table:
-    """A table with text columns (``:int``: integers, ``?``: may be null), stored in the order of its key."""
-    made: list[Column[Any]] = []
-    for item in columns.split():
-        label = item.rstrip("?").removesuffix(":int")
-        kind = Integer if ":int" in item else Text
-        made.append(Column(label, kind, primary_key=label in key.split(), nullable=item.endswith("?")))
-    return Table(name, _metadata, *made, sqlite_with_rowid=False)
-
-
-_store = _table("store", "id", "id")
-_refs = _table("refs", "name generation", "name generation:int root? previous? nonce")
-_receipts = _table(
-    "receipts",
-    "subject digest",
-    "subject digest operation closure? documents:int objects:int bytes_read:int method time location "
-    "exceptions details",
-)
-_checkpoints = _table("checkpoints", "root", "root step:int parent? run? state_root rng_root files? shards:int")
-_checkpoint_shards = _table("checkpoint_shards", "root index", "root index:int shard")
-_shards = _table("shards", "digest", "digest index:int count:int entries:int optimizers")
-_shard_pages = _table("shard_pages", "shard position", "shard position:int page")
-_pages = _table("pages", "digest", "digest entries:int")
-_tensors = _table("tensors", "page role path", "page role path dtype shape digest bytes:int")
-_preparations = _table("preparations", "digest", "digest plan inputs sources")
-_trees = _table("trees", "digest", "digest files:int bytes:int")
-_objects = _table("objects", "key size", "key size:int")
-_object_uses = _table("object_uses", "holder key", "holder key")
-_unreadable = _table("unreadable", "key", "key why")
-
-_archives = table("archives", *map(column, ("tree", "receipt", "files", "bytes", "time", "location")))
-event.listen(
-    _metadata,
-    "after_create",
-    DDL(  # type: ignore[no-untyped-call]
-        "CREATE VIEW archives AS SELECT r.subject AS tree, r.digest AS receipt, t.files, t.bytes, r.time, r.location "
-        "FROM receipts r LEFT JOIN trees t ON t.digest = r.subject WHERE r.operation = 'evidence'"
-    ),
-)
-
-# Whatever a row names that has a document of its own, and what is described already.
-_named = union(
-    select(_refs.c.root),
-    select(_receipts.c.subject).where(_receipts.c.operation != SHARD),
-    *(select(_checkpoints.c[name]) for name in ("parent", "run", "files")),
-    select(_checkpoint_shards.c.shard),
-    *(select(_preparations.c[name]) for name in ("plan", "inputs", "sources")),
-)
-_described = union(
-    select(_checkpoints.c.root), select(_shards.c.digest), select(_trees.c.digest), select(_preparations.c.digest)
-)
 
 _gate = threading.RLock()
 
@@ -193,7 +130,10 @@ class Catalogue:
         """
         self.update()
         with self._translated(), self._reading() as connection:
-            if connection.scalar(select(_checkpoints.c.root).where(_checkpoints.c.root == str(root))) is None:
+            if (
+                connection.scalar(select(tables.checkpoints.c.root).where(tables.checkpoints.c.root == str(root)))
+                is None
+            ):
                 why = "no ref and no receipt names it, or its document cannot be read"
                 raise CatalogueError(f"checkpoint {root.short} in the catalogue", why, f"run ckpt verify {root.short}")
 
@@ -202,7 +142,7 @@ class Catalogue:
         with self._translated():
             self._add([receipt_row(receipt, digest)])
             with self._reading() as connection:
-                known = _described.subquery()
+                known = tables.described.subquery()
                 subject = select(known.c[0]).where(known.c[0] == str(receipt.subject))
                 unknown = connection.scalar(subject) is None
         if unknown:
@@ -237,8 +177,8 @@ class Catalogue:
             records = {key for key in present if not key.startswith("documents/")}
             wanted = {document_key(Digest.parse(digest)) for digest in self._wanted()}
             with self._reading() as connection:
-                unreadable = set(connection.scalars(select(_unreadable.c.key)))
-                described = union(select(_described.subquery().c[0]), select(_pages.c.digest))
+                unreadable = set(connection.scalars(select(tables.unreadable.c.key)))
+                described = union(select(tables.described.subquery().c[0]), select(tables.pages.c.digest))
                 documents = {document_key(Digest.parse(digest)) for digest in connection.scalars(described)}
             missing = ((records - known) | (wanted & present)) - unreadable
             return Staleness(tuple(sorted(missing)), tuple(sorted((known | documents) - present)))
@@ -247,7 +187,7 @@ class Catalogue:
         """All rows of all tables by table, sorted."""
         with self._translated(), self._reading() as connection:
             found = {}
-            for source in (*_metadata.sorted_tables, _archives):
+            for source in (*tables.metadata.sorted_tables, tables.archives):
                 rows = [tuple(row) for row in connection.execute(select(source))]
                 found[source.name] = sorted(rows, key=lambda row: [(item is not None, item) for item in row])
             return dict(sorted(found.items()))
@@ -275,14 +215,14 @@ class Catalogue:
     def _records(self) -> set[str]:
         """Keys of all refs and receipts of which there are rows."""
         with self._reading() as connection:
-            refs = connection.execute(select(_refs.c.name, _refs.c.generation)).all()
-            receipts = connection.execute(select(_receipts.c.subject, _receipts.c.digest)).all()
+            refs = connection.execute(select(tables.refs.c.name, tables.refs.c.generation)).all()
+            receipts = connection.execute(select(tables.receipts.c.subject, tables.receipts.c.digest)).all()
         keys = {ref_key(name, generation) for name, generation in refs}
         return keys | {receipt_key(Digest.parse(subject), Digest.parse(digest)) for subject, digest in receipts}
 
     def _wanted(self) -> set[str]:
         """Digests of documents that rows name and of which there is no row."""
-        wanted = except_(select(_named.subquery().c[0]), select(_described.subquery().c[0]))
+        wanted = except_(select(tables.named.subquery().c[0]), select(tables.described.subquery().c[0]))
         with self._reading() as connection:
             return {digest for digest in connection.scalars(wanted) if digest is not None}
 
@@ -290,26 +230,26 @@ class Catalogue:
         """Add rows that are not there yet, all in one transaction; those of ``unreadable`` are only collected."""
         batches: dict[str, list[dict[str, int | str | None]]] = {}
         for name, values in rows:
-            if name != _unreadable.name:
+            if name != tables.unreadable.name:
                 batches.setdefault(name, []).append(values)
             elif unreadable is not None:
                 unreadable[str(values["key"])] = str(values["why"])
 
         def work(connection: Connection) -> None:
             for name, batch in batches.items():
-                connection.execute(insert(_metadata.tables[name]).prefix_with("OR IGNORE"), batch)
+                connection.execute(insert(tables.metadata.tables[name]).prefix_with("OR IGNORE"), batch)
 
         if batches:
             self._write(work)
 
     def _note_unreadable(self, found: dict[str, str]) -> None:
         with self._reading() as connection:
-            before = {row.key: row.why for row in connection.execute(select(_unreadable))}
+            before = {row.key: row.why for row in connection.execute(select(tables.unreadable))}
 
         def work(connection: Connection) -> None:
-            connection.execute(delete(_unreadable))
+            connection.execute(delete(tables.unreadable))
             if found:
-                connection.execute(insert(_unreadable), [{"key": k, "why": why} for k, why in found.items()])
+                connection.execute(insert(tables.unreadable), [{"key": k, "why": why} for k, why in found.items()])
 
         if found != before:
             self._write(work)
@@ -389,7 +329,7 @@ class Catalogue:
         if new:
             self._write(lambda connection: _create(connection, header.id))
         with self._reading():
-            owner = connection.scalar(select(_store.c.id))
+            owner = connection.scalar(select(tables.store.c.id))
         if owner != header.id:
             raise CatalogueError(what, f"it is of another store ({owner!r:.60})", _REBUILD)
 
@@ -414,8 +354,8 @@ def _create(connection: Connection, store: str) -> None:
     """Make the tables, unless another process has just done so."""
     if _pragma(connection, "application_id") == _APPLICATION:
         return
-    _metadata.create_all(connection, checkfirst=False)
-    connection.execute(insert(_store), {"id": store})
+    tables.metadata.create_all(connection, checkfirst=False)
+    connection.execute(insert(tables.store), {"id": store})
     connection.exec_driver_sql(f"PRAGMA application_id={_APPLICATION}")
     connection.exec_driver_sql(f"PRAGMA user_version={_VERSION}")
 

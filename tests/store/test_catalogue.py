@@ -179,7 +179,7 @@ class TestRows:
 
 
 class TestDamage:
-    """Fault B082: openai/codex#30957; optuna/optuna#815; treeverse/dvc#1918; anomalyco/opencode#14970."""
+    """Fault B082: optuna/optuna#815; treeverse/dvc#1918."""
 
     @pytest.mark.parametrize("damage", ["garbage", "half", "flipped-header", "another-program", "another-version"])
     def test_a_damaged_catalogue_fails_no_commit_and_is_rebuilt(

@@ -1,0 +1,91 @@
+"""Fill: verified chunks into tensors, in place, whatever their layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ckptstore.chunks import ChunkSource
+from ckptstore.closure import ShardView
+from ckptstore.format.page import TensorEntry, show_role
+from ckptstore.format.tensors import CHUNK
+from ckptstore.objects import Objects
+from ckptstore.threads import in_threads
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The tensor that takes an entry; ``live`` if it is live state and not new."""
+
+    entry: TensorEntry
+    tensor: Tensor
+    live: bool
+
+
+def fill_tensors(objects: Objects, view: ShardView, targets: list[Target], overwritten: list[str]) -> int:
+    """Read the chunks of ``targets`` (entries in order), verify each, and put them into the tensors one by one.
+
+    Args:
+        objects: the store.
+        view: the shard that the entries belong to.
+        targets: which tensor takes which entry.
+        overwritten: gets the name of each live tensor before its first byte changes, also if this fails later.
+
+    Returns:
+        The bytes read.
+    """
+    source = ChunkSource(objects, view)
+
+    def load(item: tuple[int, int]) -> bytes:
+        return source.read(targets[item[0]].entry, item[1])
+
+    order = [(index, number) for index, t in enumerate(targets) for number in range(max(1, len(t.entry.chunks)))]
+    filler: _Filler | None = None
+    read = 0
+    for (index, number), data in zip(order, in_threads(load, order), strict=True):
+        entry = targets[index].entry
+        if number == 0:
+            filler = _Filler(targets[index].tensor)
+        assert filler is not None
+        if number == 0 and targets[index].live:
+            overwritten.append(f"{show_role(entry.role)} {entry.path}")
+        filler.put(number * CHUNK, data)
+        read += len(data)
+        if number == max(1, len(entry.chunks)) - 1:
+            filler.finish()
+    return read
+
+
+class _Filler:
+    """Puts row-major bytes into a tensor: straight into contiguous memory, else by way of a contiguous copy."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor = tensor.detach()
+        self._direct = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        whole = tensor if self._direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        self._whole = whole
+        self._bytes = whole.reshape(-1).view(torch.uint8)
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Bytes at ``offset`` from the tensor's start."""
+        part = self._bytes[offset : offset + len(data)]
+        if part.device.type == "cpu":
+            part.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
+        else:
+            part.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def finish(self) -> None:
+        """All bytes are there."""
+        if self._direct:
+            if not self._tensor.is_inference():  # a backward pass over the old values must fail
+                torch.autograd.graph.increment_version(self._tensor)
+            return
+        target, whole = self._tensor, self._whole
+        for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+            if size > 1 and stride == 0:  # an expanded dimension: one element stands for all
+                target, whole = target.narrow(dim, 0, 1), whole.narrow(dim, 0, 1)
+        with torch.inference_mode(target.is_inference()):
+            target.copy_(whole)
