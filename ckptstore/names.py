@@ -28,7 +28,7 @@ def resolve(backend: ReadBackend, refs: Refs, name: str) -> Digest:
     is_hex = _HEX.fullmatch(digits) is not None
     if is_hex and len(digits) == 64:
         return Digest.parse(digits)
-    if is_ref_name(name):
+    if not name.startswith("b3:") and not (is_hex and len(digits) >= MIN_PREFIX):
         head = refs.head(check_ref_name(name))
         if head is None or head.root is None:
             known = ", ".join(refs.names()) or "none"
@@ -45,11 +45,6 @@ def resolve(backend: ReadBackend, refs: Refs, name: str) -> Digest:
         listed = ", ".join(root.short for root in fitting[:8])
         raise UsageError(f"prefix {name}", f"it fits {len(fitting)} checkpoints: {listed}", "give more digits")
     return fitting[0]
-
-
-def is_ref_name(name: str) -> bool:
-    """Whether ``name`` is to be looked up as a ref, and not as a digest or a prefix of one."""
-    return not name.startswith("b3:") and not (_HEX.fullmatch(name) is not None and len(name) >= MIN_PREFIX)
 
 
 def checkpoints(backend: ReadBackend, prefix: str = "") -> Iterator[Digest]:

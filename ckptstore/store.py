@@ -27,7 +27,7 @@ from ckptstore.findings import Place, raise_finding
 from ckptstore.format import values
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
-from ckptstore.format.keys import check_ref_name, receipt_key, receipt_prefix
+from ckptstore.format.keys import check_ref_name, is_ref_name, receipt_key, receipt_prefix
 from ckptstore.format.progress import Cursor
 from ckptstore.format.records import (
     RECEIPT_LIMIT,
@@ -40,7 +40,7 @@ from ckptstore.format.tree import Preparation, Tree
 from ckptstore.lazy import load
 from ckptstore.leases import lease, now
 from ckptstore.meter import OnProgress
-from ckptstore.names import checkpoints, is_ref_name, resolve
+from ckptstore.names import checkpoints, resolve
 from ckptstore.objects import Objects, malformed, writable
 from ckptstore.pins import pinned_shards
 from ckptstore.refs import Refs

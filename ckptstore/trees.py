@@ -7,6 +7,7 @@ import stat as st
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from ckptstore.backends.beside import remove_stale
 from ckptstore.backends.durable import write_file_durably
 from ckptstore.errors import BackendError, CorruptError, NotFoundError, RefusedError
 from ckptstore.findings import Place
@@ -74,10 +75,14 @@ def get_tree(objects: Objects, digest: Digest, directory: Path, paths: Collectio
     absent = sorted(set(paths or ()) - {file.path for file in tree.files})
     if absent:
         raise NotFoundError(f"tree {digest.short}", f"it has no file {', '.join(absent)}")
+    swept: set[Path] = set()
     for file in tree.files:
         if paths is not None and file.path not in paths:
             continue
         target = directory / file.path
+        if target.parent not in swept:
+            remove_stale(target.parent)
+            swept.add(target.parent)
         if target.exists() or target.is_symlink():
             if file_matches(directory, file):
                 continue

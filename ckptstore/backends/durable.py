@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ckptstore.backends.beside import temporary_beside
 from ckptstore.backends.libc import start_writeback
 from ckptstore.backends.protocol import Buffer
 from ckptstore.errors import BackendError, NoSpaceError, ReadOnlyError, RefusedError
@@ -183,7 +183,7 @@ def write_file_durably(
         raise refusal
     with storage_errors(what, target.parent, needed=0):
         make_folders(target.parent)
-    temporary = target.parent / f".{secrets.token_hex(16)}.tmp"
+    temporary = temporary_beside(target)
     size = write_temporary(what, temporary, pieces, mode=mode)
     try:
         with storage_errors(what, target, needed=size):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from ckptstore.backends.beside import remove_stale, temporary_beside
 from ckptstore.backends.durable import make_folders, storage_errors, sync_folder, write_file_durably
 from ckptstore.chunks import ChunkSource
 from ckptstore.closure import ShardView
@@ -77,9 +78,10 @@ def extract_checkpoint(
     assert checkpoint is not None
     what = f"writing {target}"
     meter = Meter(sum(entry.nbytes for view in closure.shards.values() for entry in view.tensors()), progress)
-    partial_target = target.with_name(f".{os.urandom(16).hex()}.tmp")
+    partial_target = temporary_beside(target)
     with storage_errors(what, target, needed=0):
         make_folders(target.parent)
+        remove_stale(target.parent)
         partial_target.mkdir()
         try:
             _write_json(partial_target / "checkpoint.json", json.loads(checkpoint.encode()) | {"root": str(root)})

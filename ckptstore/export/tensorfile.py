@@ -7,17 +7,19 @@ import json
 import mmap
 import os
 import re
+import shutil
 import stat
 import struct
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
+from ckptstore.backends.beside import remove_stale, temporary_beside
 from ckptstore.backends.durable import give_new_name, storage_errors, sync, sync_folder
 from ckptstore.errors import BackendError, CorruptError, MalformedError, NotFoundError, RefusedError
 from ckptstore.format.digest import Digest
@@ -105,11 +107,15 @@ def write_tensor_file(path: Path, tensors: Sequence[NamedTensor], metadata: Mapp
     if not path.parent.is_dir():
         raise NotFoundError(f"folder {path.parent}", "there is no such folder", "make it first")
     what = f"writing {path}"
-    partial_path = path.with_name(f".{os.urandom(16).hex()}.tmp")
+    remove_stale(path.parent)
+    # A folder, because the library puts a temporary of its own beside what it writes.
+    folder = temporary_beside(path)
+    partial_path = folder / "file"
     size = sum(checked_nbytes(tensor.dtype, tensor.shape) for tensor in tensors)
     with storage_errors(what, path, needed=size):
         try:
-            with _gathered(path.parent, tensors) as specs, _library_errors(what):
+            folder.mkdir()
+            with _gathered(folder, tensors) as specs, _library_errors(what):
                 serialize_file(specs, partial_path, metadata=dict(metadata) or None)
             _order_metadata(partial_path)
             _compare(partial_path, path, tensors)
@@ -118,8 +124,7 @@ def write_tensor_file(path: Path, tensors: Sequence[NamedTensor], metadata: Mapp
             sync_folder(path.parent)
             return path.stat().st_size
         finally:
-            with suppress(OSError):
-                partial_path.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -26,9 +26,14 @@ def document_key(digest: Digest) -> str:
     return f"documents/{digest.hex[:2]}/{digest.hex}"
 
 
+def is_ref_name(name: str) -> bool:
+    """Whether ``name`` could be that of a ref; whatever else people type is a digest or the beginning of one."""
+    return REF_NAME.fullmatch(name) is not None and _HEX_NAME.fullmatch(name) is None
+
+
 def check_ref_name(name: str) -> str:
     """``name`` if it is a legal ref name, else UsageError."""
-    if not REF_NAME.fullmatch(name) or _HEX_NAME.fullmatch(name):
+    if not is_ref_name(name):
         why = "a ref name is [a-z0-9][a-z0-9._-]{0,63} and not a hex number of 4 digits or more"
         raise UsageError(f"ref {name!r:.80}", why, "hex numbers are read as digests; choose another name")
     return name
