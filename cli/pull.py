@@ -38,7 +38,7 @@ def COMMAND(
     source = ckptstore.open(url)
     digest = source.resolve(root)
     scope = session.scope(source, digest, shards)
-    moved = ref_to_move(source, root, ref, no_ref, scope)
+    moved = ref_to_move(root, ref, no_ref, scope)
     target = session.store(create=create)
     if no_files and moved is not None:
         raise UsageError("--no-files", f"ref {moved} is to name a whole checkpoint", "add --no-ref or --shard")

@@ -28,6 +28,6 @@ def COMMAND(
     source = session.store()
     digest = source.resolve(root)
     scope = session.scope(source, digest, shards)
-    moved = ref_to_move(source, root, ref, no_ref, scope)
+    moved = ref_to_move(root, ref, no_ref, scope)
     target = ckptstore.open(url, create=create)
     transfer(session, "push", ckptstore.push, source, target, digest, scope, moved)

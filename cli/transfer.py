@@ -6,19 +6,20 @@ from collections.abc import Callable
 
 from ckptstore import Digest, Store, Transfer
 from ckptstore.errors import UsageError
+from ckptstore.format.keys import is_ref_name
 
 from . import describe, output
 from .command import Session
 from .progress import progress
 
 
-def ref_to_move(source: Store, name: str, ref: str | None, no_ref: bool, shards: tuple[int, ...] | None) -> str | None:
+def ref_to_move(name: str, ref: str | None, no_ref: bool, shards: tuple[int, ...] | None) -> str | None:
     """The ref that is to name the root at the destination: the one given, else ROOT if that is a ref of the source."""
     if ref is not None and no_ref:
         raise UsageError("--ref and --no-ref", "only one of them can be meant")
     if ref is not None or no_ref or shards is not None:
         return ref
-    return name if name in source.refs.names() else None
+    return name if is_ref_name(name) else None
 
 
 def transfer(
