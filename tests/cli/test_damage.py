@@ -209,7 +209,7 @@ KINDS = {
 def expected_code(kind: str, damage: Callable[[Path], None], command: str) -> int:
     """0 if the command needs nothing that was damaged, else what it must end with."""
     what = KINDS[kind]
-    if kind == "ref" and damage in (missing, folder):
+    if kind == "ref" and damage is missing:
         return 0  # the newest generation hidden: only a root that somebody holds tells (docs/design.md)
     if kind == "parent" and damage is missing and command in ("log", "pack"):
         return 0  # history ends there
