@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 from ckptstore.backends.owners import this_process
 from ckptstore.backends.protocol import ReadBackend
-from ckptstore.errors import CkptStoreError, ConflictError
-from ckptstore.format.keys import lease_key
+from ckptstore.errors import CkptStoreError, ConflictError, NotFoundError
+from ckptstore.format.keys import STORE_KEY, lease_key
 from ckptstore.format.records import Lease
 from ckptstore.objects import writable
 
@@ -23,8 +23,12 @@ def lease(backend: ReadBackend) -> Iterator[None]:
     Raises:
         ConflictError: a collection is running; nothing was written.
         ReadOnlyError: the store cannot be written.
+        NotFoundError: it is no store any more; nothing was written.
     """
     store = writable(backend)
+    if store.stat(STORE_KEY) is None:
+        why = f"there is no {STORE_KEY}: it was removed, or emptied, while this process had it open"
+        raise NotFoundError(f"store {store.url}", why, "find out what happened to it, and open it again")
     key = lease_key(secrets.token_hex(16))
     try:
         store.create(key, Lease(socket.gethostname(), str(this_process()), now()).encode())

@@ -266,7 +266,7 @@ class Store:
             if readback:
                 self._readback_or_raise(root)
             if details is not None:
-                self.add_receipt(Receipt("metrics", root, None, 0, 0, 0, "none", now(), self.url, (), details))
+                self._put_receipt(Receipt("metrics", root, None, 0, 0, 0, "none", now(), self.url, (), details))
 
         root = commit(
             self.objects,
@@ -367,10 +367,14 @@ class Store:
 
     def add_receipt(self, receipt: Receipt) -> Digest:
         """Store a receipt; returns its digest."""
+        digest = self._put_receipt(receipt)
+        self._note(lambda catalogue: catalogue.add_receipt(digest, receipt))
+        return digest
+
+    def _put_receipt(self, receipt: Receipt) -> Digest:
         data = receipt.encode()
         digest = Digest.of(data)
         writable(self.backend).create(receipt_key(receipt.subject, digest), data)
-        self._note(lambda catalogue: catalogue.add_receipt(digest, receipt))
         return digest
 
     def move_ref(self, ref: str, root: Digest | None, expected: Digest | None) -> RefRecord:
@@ -423,4 +427,4 @@ class Store:
             raise RefusedError(
                 f"readback before commit in {self.url}", why, "use readback='behind' on this file system"
             )
-        self.add_receipt(report.receipt(self.url))
+        self._put_receipt(report.receipt(self.url))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ckptstore.backends.protocol import ReadBackend
 from ckptstore.closure import Closure, Need, read_closure, read_shard
-from ckptstore.errors import CkptStoreError, CorruptError
-from ckptstore.findings import Finding, Place, Report, raise_finding
+from ckptstore.errors import CorruptError, NotFoundError
+from ckptstore.findings import Finding, Kind, Place, Report, raise_finding
 from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key, object_key, pin_key, receipt_key, retired_key
@@ -155,9 +155,12 @@ class _Sender:
         self._target.put(key, digest, data)
         found.clear()
         if self._read(self._target, digest, length, place, found.append) is None:
+            (finding,) = found
+            if finding.kind is Kind.UNREADABLE:
+                raise finding.error("run it again: what was sent is used")
             raise CorruptError(
                 f"{place} at {self._target.backend.url}",
-                f"readback after sending failed: {'; '.join(str(finding) for finding in found)}",
+                f"readback after sending failed: {finding}",
                 "the destination does not keep what it is given; check its disk or its checksum settings",
             )
         return _Outcome(len(data), len(data), existed)
@@ -217,7 +220,7 @@ def _send_history(source: Objects, target: ReadBackend, closure: Closure) -> Non
     while parent is not None:
         try:
             data = source.document(parent, Place(checkpoint=parent, part="ancestor"))
-        except CkptStoreError:
+        except (CorruptError, NotFoundError):
             return  # history that the source itself has lost; verify says so at both ends
         assert data is not None
         checkpoint = Checkpoint.parse(data)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from ckptstore.backends.beside import remove_stale
-from ckptstore.backends.durable import write_file_durably
+from ckptstore.backends.durable import storage_errors, write_file_durably
 from ckptstore.errors import BackendError, CorruptError, NotFoundError, RefusedError
 from ckptstore.findings import Place
 from ckptstore.format import values
@@ -34,7 +34,8 @@ def put_tree(objects: Objects, directory: Path, exclude: Mapping[str, str] | Non
     exclude = dict(exclude or {})
     files = []
     found = set()
-    paths = list(_walk(directory, ""))
+    with storage_errors(f"reading {directory}", directory):
+        paths = list(_walk(directory))
     for path in paths:
         values.check_text(path, f"file name {path!r:.200}")
     for path in sorted(paths, key=str.encode):
@@ -67,7 +68,7 @@ def get_tree(objects: Objects, digest: Digest, directory: Path, paths: Collectio
 
     Raises:
         NotFoundError: a path is not in the tree.
-        RefusedError: a file is there already with other bytes.
+        RefusedError: a file is there already with other bytes, or a link in the place of a folder.
         CorruptError, NotFoundError: an object is bad or missing; names the file.
     """
     written = 0
@@ -75,15 +76,18 @@ def get_tree(objects: Objects, digest: Digest, directory: Path, paths: Collectio
     absent = sorted(set(paths or ()) - {file.path for file in tree.files})
     if absent:
         raise NotFoundError(f"tree {digest.short}", f"it has no file {', '.join(absent)}")
-    swept: set[Path] = set()
+    entered: set[Path] = set()
     for file in tree.files:
         if paths is not None and file.path not in paths:
             continue
         target = directory / file.path
-        if target.parent not in swept:
-            remove_stale(target.parent)
-            swept.add(target.parent)
-        if target.exists() or target.is_symlink():
+        with storage_errors(f"writing {target}", target):
+            if target.parent not in entered:
+                _require_way(directory, target.parent)
+                remove_stale(target.parent)
+                entered.add(target.parent)
+            there = os.path.lexists(target)
+        if there:
             if file_matches(directory, file):
                 continue
             raise RefusedError(f"file {target}", "is there already with other bytes", "choose an empty directory")
@@ -106,9 +110,12 @@ def file_matches(directory: Path, file: File) -> bool:
         descriptor = os.open(directory / file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
+    status = os.fstat(descriptor)
+    if not st.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        return False
     with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not st.S_ISREG(status.st_mode) or status.st_size != file.size:
+        if status.st_size != file.size:
             return False
         if bool(status.st_mode & 0o100) != file.executable:
             return False
@@ -117,18 +124,30 @@ def file_matches(directory: Path, file: File) -> bool:
         )
 
 
-def _walk(directory: Path, prefix: str) -> Iterator[str]:
-    with os.scandir(directory / prefix) as entries:
-        for entry in entries:
-            path = f"{prefix}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(directory, f"{path}/")
-            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                yield path
-            else:
-                raise RefusedError(
-                    f"file {directory / path}", "neither a regular file, a folder nor a link", "exclude it"
-                )
+def _walk(directory: Path) -> Iterator[str]:
+    """Paths of all files and links below, in any order; not recursive, because a path has room for 2,000 folders."""
+    prefixes = [""]
+    while prefixes:
+        prefix = prefixes.pop()
+        with os.scandir(directory / prefix) as entries:
+            for entry in entries:
+                path = f"{prefix}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    prefixes.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                    yield path
+                else:
+                    why = "neither a regular file, a folder nor a link"
+                    raise RefusedError(f"file {directory / path}", why, "exclude it")
+
+
+def _require_way(directory: Path, folder: Path) -> None:
+    """RefusedError if something between ``directory`` and ``folder``, which lies below, is a link or no folder."""
+    while folder != directory:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            why = "is there already and is no folder, or a link to one"
+            raise RefusedError(f"folder {folder}", why, "choose an empty directory")
+        folder = folder.parent
 
 
 def _put_file(objects: Objects, directory: Path, path: str) -> File:
@@ -136,7 +155,10 @@ def _put_file(objects: Objects, directory: Path, path: str) -> File:
     source = directory / path
     link = os.readlink(source) if source.is_symlink() else None
     if link is not None:
-        resolved = source.resolve()
+        try:
+            resolved = source.resolve()
+        except (OSError, RuntimeError):  # links in a circle
+            resolved = source
         if not resolved.is_relative_to(directory.resolve()) or not resolved.is_file():
             raise RefusedError(
                 f"link {source}", f"leads to {link!r:.80}, not to a file below {directory}", "exclude it by name"

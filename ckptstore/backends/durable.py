@@ -80,14 +80,16 @@ def make_folders(path: str | os.PathLike[str]) -> None:
     Raises OSError; FileExistsError if ``path`` is something else than a folder.
     """
     folder = Path(os.path.abspath(path))
-    if folder.is_dir():
-        return
-    make_folders(folder.parent)
-    with suppress(FileExistsError):  # somebody else was faster; their sync of the parent may be still to come
-        os.mkdir(folder)
-    if not folder.is_dir():
-        raise FileExistsError(errno.EEXIST, "not a folder", str(folder))
-    sync_folder(folder.parent)
+    missing: list[Path] = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for folder in reversed(missing):
+        with suppress(FileExistsError):  # somebody else was faster; their sync of the parent may be still to come
+            os.mkdir(folder)
+        if not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, "not a folder", str(folder))
+        sync_folder(folder.parent)
 
 
 def write_all(fd: int, data: Buffer, offset: int = 0) -> int:

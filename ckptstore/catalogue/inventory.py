@@ -165,12 +165,13 @@ def _shard_rows(objects: Objects, digest: str, shard: Shard) -> Iterator[Row]:
             continue
         try:
             entries = parse_page(data)
-            if (len(entries), entries[0].role, entries[0].path) != (ref.count, ref.role, ref.path):
-                raise MalformedError("shard", "one of its pages is not the one that it describes")
         except MalformedError:
-            found.append(Finding(Kind.MALFORMED, Place(), document_key(ref.digest), "no page of this shard"))
-        else:
-            pages.append((ref.digest, entries))
+            found.append(Finding(Kind.MALFORMED, Place(), document_key(ref.digest), "no page"))
+            continue
+        if (len(entries), entries[0].role, entries[0].path) != (ref.count, ref.role, ref.path):
+            # Not read further: a forged shard could name one page a thousand times.
+            raise MalformedError("shard", "one of its pages is not the one that it describes")
+        pages.append((ref.digest, entries))
     if found:
         yield from (_unreadable(finding.key, finding.kind.value) for finding in found)
         return

@@ -4,13 +4,14 @@ B089)."""
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import ckptstore
-from ckptstore.errors import CorruptError, MalformedError, RefusedError
-from ckptstore.format.tree import Tree
+from ckptstore.errors import BackendError, CorruptError, MalformedError, RefusedError
+from ckptstore.format.tree import File, Tree
 from ckptstore.store import Store
 
 
@@ -147,3 +148,57 @@ def test_a_file_name_that_is_no_text_is_refused_by_name(store: Store, tokenizer:
     Path(os.fsdecode(os.fsencode(tokenizer) + b"/odd-\xff")).write_text("x")
     with pytest.raises(RefusedError, match="odd-"):
         store.put_tree(tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["circle", "dangling", "out", "folder"])
+def test_a_link_to_no_file_of_the_folder_is_refused(store: Store, tokenizer: Path, kind: str) -> None:
+    """F-95."""
+    target = {"circle": "other", "dangling": "nowhere", "out": "/etc/passwd", "folder": "additional_chat_templates"}
+    (tokenizer / "bad").symlink_to(target[kind])
+    (tokenizer / "other").symlink_to("bad")
+    with pytest.raises(RefusedError, match=r"bad|other"):
+        store.put_tree(tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "folder"])
+def test_checkout_does_not_go_through_what_lies_in_its_way(
+    store: Store, tokenizer: Path, tmp_path: Path, kind: str
+) -> None:
+    """F-97: not even through a link to a folder, which would lead it out of the one that it was given."""
+    tree = store.put_tree(tokenizer)
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.mkdir()
+    if kind == "link":
+        (out / "additional_chat_templates").symlink_to(elsewhere)
+    elif kind == "file":
+        (out / "additional_chat_templates").write_bytes(b"")
+    else:
+        (out / "additional_chat_templates" / "x.jinja").mkdir(parents=True)
+    with pytest.raises(RefusedError, match="additional_chat_templates"):
+        store.get_tree(tree, out)
+    assert list(elsewhere.iterdir()) == []
+    (tmp_path / "link").symlink_to(elsewhere)  # the folder itself may be a link: that is what it was given
+    store.get_tree(tree, tmp_path / "link")
+    assert store.put_tree(elsewhere) != tree  # the link among the files came back as a file
+    assert (elsewhere / "additional_chat_templates" / "x.jinja").read_text() == "x"
+
+
+def test_folders_may_lie_as_deep_as_a_path_can_name_them(store: Store, tmp_path: Path) -> None:
+    """Deeper than Python may call itself."""
+    chunk = store.objects.put_object(b"deep")
+    deep = "d/" * 1200 + "file"
+    tree = store.objects.put_document(Tree((File(deep, False, 4, (chunk,)),)).encode())
+    try:
+        store.get_tree(tree, tmp_path / "out")
+        assert (tmp_path / "out" / deep).read_bytes() == b"deep"
+        assert store.put_tree(tmp_path / "out") == tree
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)  # shutil calls itself for each folder
+
+
+@pytest.mark.parametrize("path", ["f" * 300, "d/" * 2000 + "file"], ids=["name", "path"])
+def test_a_path_that_this_system_cannot_have_is_an_error_of_ours(store: Store, tmp_path: Path, path: str) -> None:
+    tree = store.objects.put_document(Tree((File(path, False, 0, ()),)).encode())
+    with pytest.raises(BackendError, match="ENAMETOOLONG"):
+        store.get_tree(tree, tmp_path / "out")
