@@ -21,12 +21,13 @@ all: check test ## checks and tests (the default)
 install: $(INSTALLED) ## create .venv with everything that development needs
 
 # torch goes first and alone: it decides between builds (CPU, CUDA), and the rest then keeps the one that is there.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt requirements-s3server.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	@echo "installing into $(VENV), which takes minutes and a few hundred megabytes the first time"
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch==2.13.0
 	$(PIP) install --quiet -c constraints.txt -e ".[torch,trainer,dev]"
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements-s3server.txt
 	touch $@
 
 check: $(INSTALLED) ## ruff (lint and format) and mypy
@@ -37,10 +38,11 @@ check: $(INSTALLED) ## ruff (lint and format) and mypy
 test: $(INSTALLED) ## the test suite; PYTEST_ARGS="-k name" narrows it
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-deep: $(INSTALLED) ## the tests that take longer
+deep: $(INSTALLED) ## the tests that take longer, with more S3 servers
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements-deep.txt
 	$(BIN)/python -m pytest -m "deep and not gpu" -o timeout=1800 $(PYTEST_ARGS)
 
-lifecycle: $(INSTALLED) ## the whole experiment; OPERATOR=URL SABOTAGE=1 PROFILE=demo OUT=directory
+lifecycle: $(INSTALLED) ## the whole experiment; OPERATOR=s3 (or a URL) SABOTAGE=1 PROFILE=demo OUT=directory
 	$(BIN)/python -m trainer lifecycle --profile '$(PROFILE)' $(if $(OUT),--out '$(OUT)') $(if $(OPERATOR),--operator '$(OPERATOR)') $(if $(filter-out 0,$(SABOTAGE)),--sabotage)
 
 docs: $(INSTALLED) ## write the help pages of ckpt into docs/cli.md

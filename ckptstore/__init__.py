@@ -17,7 +17,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptstore.commit import Attempt
+from ckptstore.attempts import Attempt
+from ckptstore.backends.capabilities import Capabilities
+from ckptstore.backends.deadline import deadline
+from ckptstore.backends.traffic import Traffic
 from ckptstore.errors import CkptStoreError
 from ckptstore.exchange import pull, push, push_shard
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
@@ -27,6 +30,8 @@ from ckptstore.format.records import Receipt, ShardReceipt
 from ckptstore.format.shard import Alias as Tie
 from ckptstore.lazy import load
 from ckptstore.opening import open_store as open
+from ckptstore.plan import Plan, plan_pull, plan_push
+from ckptstore.prices import Prices
 from ckptstore.store import Store
 from ckptstore.transfer import Transfer
 from ckptstore.trees import check_files
@@ -34,11 +39,20 @@ from ckptstore.verify import VerifyReport
 
 if TYPE_CHECKING:
     from ckptstore.capture import TrainingState as TrainingState
+    from ckptstore.copies import KeyCopies as KeyCopies
+    from ckptstore.copies import RootCopies as RootCopies
+    from ckptstore.durability import Ledger as Ledger
+    from ckptstore.durability import ledger as ledger
     from ckptstore.export import export_weights as export_weights
     from ckptstore.export import extract_checkpoint as extract_checkpoint
     from ckptstore.export import gather_evidence as gather_evidence
     from ckptstore.export import import_weights as import_weights
     from ckptstore.export import misnamed_documents as misnamed_documents
+    from ckptstore.pushes import Push as Push
+    from ckptstore.remotes import add_remote as add_remote
+    from ckptstore.remotes import known_remotes as known_remotes
+    from ckptstore.remotes import open_remote as open_remote
+    from ckptstore.remotes import remove_remote as remove_remote
     from ckptstore.restore import Restored as Restored
     from ckptstore.restore import arm as arm
     from ckptstore.run import Run as Run
@@ -47,35 +61,59 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Attempt",
+    "Capabilities",
     "Checkpoint",
     "CkptStoreError",
     "Cursor",
     "Deviation",
     "Digest",
+    "KeyCopies",
+    "Ledger",
+    "Plan",
+    "Prices",
+    "Push",
     "Receipt",
     "Replica",
     "Restored",
+    "RootCopies",
     "Run",
     "ShardReceipt",
     "Store",
     "Tie",
+    "Traffic",
     "TrainingState",
     "Transfer",
     "VerifyReport",
+    "add_remote",
     "arm",
     "check_files",
+    "deadline",
     "export_weights",
     "extract_checkpoint",
     "gather_evidence",
     "import_weights",
+    "known_remotes",
+    "ledger",
     "misnamed_documents",
     "open",
+    "open_remote",
+    "plan_pull",
+    "plan_push",
     "pull",
     "push",
     "push_shard",
+    "remove_remote",
 ]
 
 _LAZY = {
+    "KeyCopies": "ckptstore.copies",
+    "Ledger": "ckptstore.durability",
+    "RootCopies": "ckptstore.copies",
+    "add_remote": "ckptstore.remotes",
+    "known_remotes": "ckptstore.remotes",
+    "ledger": "ckptstore.durability",
+    "open_remote": "ckptstore.remotes",
+    "remove_remote": "ckptstore.remotes",
     "Restored": "ckptstore.restore",
     "Run": "ckptstore.run",
     "TrainingState": "ckptstore.capture",

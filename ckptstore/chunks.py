@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
+from threading import Lock
 
 from ckptstore.closure import Pack, ShardView
 from ckptstore.errors import MalformedError
@@ -27,7 +29,8 @@ class ChunkSource:
         self._packs = {
             role: {digest: pack for pack in packs for digest in pack.slots} for role, packs in view.packs.items()
         }
-        self._recent: dict[Digest, bytes] = {}
+        self._recent: dict[Digest, Future[bytes]] = {}
+        self._lock = Lock()
 
     def read(self, entry: TensorEntry, number: int) -> bytes:
         """Chunk ``number`` of a tensor; its whole bytes if it stands inline.
@@ -57,10 +60,22 @@ class ChunkSource:
         return (self.read(entry, number) for number in range(max(1, len(entry.chunks))))
 
     def _pack(self, pack: Pack, place: Place) -> bytes:
-        data = self._recent.get(pack.digest)
-        if data is None:
-            data = self._objects.read(pack.digest, pack.length, place)
-            assert data is not None
-            recent = {**self._recent, pack.digest: data}
-            self._recent = dict(list(recent.items())[-_RECENT_PACKS:])
-        return data
+        """The bytes of a pack. Threads that want the same one wait for the first that reads it."""
+        with self._lock:
+            coming = self._recent.get(pack.digest)
+            mine = coming is None
+            if coming is None:
+                coming = self._recent[pack.digest] = Future()
+                for old in list(self._recent)[:-_RECENT_PACKS]:
+                    del self._recent[old]
+        if mine:
+            try:
+                data = self._objects.read(pack.digest, pack.length, place)
+                assert data is not None
+                coming.set_result(data)
+            except BaseException as error:
+                with self._lock:  # whoever asks later tries himself, and finds his own place named
+                    if self._recent.get(pack.digest) is coming:
+                        del self._recent[pack.digest]
+                coming.set_exception(error)
+        return coming.result()

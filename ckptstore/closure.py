@@ -6,10 +6,11 @@ whole closure, a list for those who want to know everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ckptstore.ahead import Ahead
 from ckptstore.errors import MalformedError, UsageError
 from ckptstore.findings import Finding, Kind, Place, Report, raise_finding
 from ckptstore.format.checkpoint import Checkpoint
@@ -105,48 +106,52 @@ def read_closure(
     return _Reader(objects, root, report).read(shards, files)
 
 
-def read_parts(objects: Objects, shards: Sequence[Digest], run: Digest | None, files: Digest | None) -> Closure:
-    """The closure of a checkpoint that is being made, without its own document, read and checked.
+def read_parts(
+    objects: Objects,
+    shards: Sequence[Digest],
+    run: Digest | None,
+    files: Digest | None,
+    kept: MutableMapping[str, bytes] | None = None,
+) -> Closure:
+    """The closure of a checkpoint that is being made, without its own document, read and checked. Of its objects
+    nothing is said yet.
+
+    Args:
+        objects: the store.
+        shards: the shards, in order.
+        run, files: preparation and tree that belong to it.
+        kept: bytes of preparations and trees by key, from one checkpoint to the next; they are not read again as long
+            as nothing makes their last readback doubtful.
 
     Raises:
-        CkptStoreError: the first finding, among them an object that is not in the store, or not with its length.
+        CkptStoreError: the first finding.
     """
-    reader = _Reader(objects, None, raise_finding)
-    for index, digest in enumerate(shards):
-        reader.read_shard(index, digest, len(shards))
+    reader = _Reader(objects, None, raise_finding, kept)
+    reader.read_shards(list(enumerate(shards)), len(shards))
     reader.read_files(run, files)
-    check_presence(objects, reader.closure)
+    for key in reader.kept.keys() - reader.closure.documents.keys():
+        del reader.kept[key]
     return reader.closure
-
-
-def check_presence(objects: Objects, closure: Closure) -> None:
-    """Raise the first object that is absent or of another size; what this process verified is not asked for."""
-    for key, need in closure.objects.items():
-        if objects.is_verified(key):
-            continue
-        stat = objects.backend.stat(key)
-        if stat is None:
-            place, digest = need.places[0], str(need.digest)
-            raise_finding(Finding(Kind.MISSING, place, key, "not in the store", digest, "nothing"))
-        elif stat.size != need.length:
-            expected, actual = f"{need.length} bytes", f"{stat.size} bytes"
-            raise_finding(Finding(Kind.TRUNCATED, need.places[0], key, "wrong length", expected, actual))
 
 
 def read_shard(objects: Objects, digest: Digest, index: int, count: int) -> Closure:
     """The documents of one shard that may belong to no checkpoint yet, read and checked; raises the first finding."""
     reader = _Reader(objects, None, raise_finding)
-    reader.read_shard(index, digest, count)
+    reader.read_shards([(index, digest)], count)
     return reader.closure
 
 
 class _Reader:
-    def __init__(self, objects: Objects, root: Digest | None, report: Report) -> None:
+    def __init__(
+        self, objects: Objects, root: Digest | None, report: Report, kept: MutableMapping[str, bytes] | None = None
+    ) -> None:
         self.objects = objects
         self.report = report
         self.place = Place(checkpoint=root)
         self.closure = Closure(root)
+        self.kept: MutableMapping[str, bytes] = {} if kept is None else kept
         self.parsed: dict[tuple[str, Callable[[bytes], object]], object] = {}
+        self.ahead = Ahead(objects)
 
     def read(self, shards: Collection[int] | None, files: bool) -> Closure:
         closure = self.closure
@@ -155,12 +160,12 @@ class _Reader:
         if checkpoint is None:
             return closure
         closure.checkpoint = checkpoint
-        wanted = range(len(checkpoint.shards)) if shards is None else sorted(shards)
+        count = len(checkpoint.shards)
+        wanted = range(count) if shards is None else sorted(shards)
         for index in wanted:
-            if index >= len(checkpoint.shards):
-                count = len(checkpoint.shards)
+            if index >= count:
                 raise UsageError(f"shard {index} of {self.place}", f"there are {count} shards, numbered from 0")
-            self.read_shard(index, checkpoint.shards[index], len(checkpoint.shards))
+        self.read_shards([(index, checkpoint.shards[index]) for index in wanted], count)
         if files:
             self.read_files(checkpoint.run, checkpoint.files)
         if shards is None:
@@ -169,7 +174,23 @@ class _Reader:
             self._check_part(checkpoint)
         return closure
 
-    def read_shard(self, index: int, digest: Digest, count: int) -> None:
+    def read_shards(self, shards: Sequence[tuple[int, Digest]], count: int) -> None:
+        """Read these shards (index, digest) with their pages."""
+        position = {digest: index for index, digest in reversed(shards)}
+
+        def pages(digest: Digest, data: bytes) -> list[Digest]:
+            try:
+                shard = Shard.parse(data)
+            except MalformedError:
+                return []
+            fits = (shard.index, shard.count) == (position[digest], count)
+            return [page.digest for page in shard.pages] if fits else []
+
+        with self.ahead.announced([digest for _, digest in shards], pages):
+            for index, digest in shards:
+                self._read_shard(index, digest, count)
+
+    def _read_shard(self, index: int, digest: Digest, count: int) -> None:
         place = self.place.at(shard=index)
         shard = self._load(digest, Shard.parse, place.at(part="shard document"))
         if shard is None:
@@ -198,13 +219,17 @@ class _Reader:
             self._need_objects(view)
 
     def read_files(self, run: Digest | None, files: Digest | None) -> None:
+        trees: list[tuple[Digest, str]] = []
         if run is not None:
             preparation = self._load(run, Preparation.parse, self.place.at(part="preparation"))
             if preparation is not None:
-                for name in ("plan", "inputs", "sources"):
-                    self._read_tree(getattr(preparation, name), self.place.at(part=f"{name} tree"))
+                trees = [(getattr(preparation, name), f"{name} tree") for name in ("plan", "inputs", "sources")]
         if files is not None:
-            self._read_tree(files, self.place.at(part="files tree"))
+            trees.append((files, "files tree"))
+        unread = [digest for digest, _ in trees if document_key(digest) not in self.kept]
+        with self.ahead.announced(unread):
+            for digest, part in trees:
+                self._read_tree(digest, self.place.at(part=part))
 
     def _need_objects(self, view: ShardView) -> None:
         layouts: dict[Role, PackLayout] = {}
@@ -306,9 +331,13 @@ class _Reader:
         key = document_key(digest)
         if (key, parse) in self.parsed:  # the parser too: one digest may be named as two kinds
             return self.parsed[key, parse]  # type: ignore[return-value]
-        data = self.objects.document(digest, place, self.report)
+        data = self.kept.get(key) if self.objects.read_back_at(key) is not None else None
+        if data is None:
+            data = self.ahead.document(digest, place, self.report)
         if data is None:
             return None
+        if parse in (Tree.parse, Preparation.parse):
+            self.kept[key] = data
         self.closure.documents[key] = len(data)
         try:
             self.parsed[key, parse] = parsed = parse(data)

@@ -5,124 +5,53 @@ Needs no torch: whoever coordinates the workers commits from their receipts and 
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ckptstore.closure import ShardView, read_parts, shape_problems
-from ckptstore.errors import CkptStoreError, CommitAbortedError, MalformedError, NotFoundError, RefusedError, UsageError
+from ckptstore.attempts import SAVE_AGAIN, Attempt
+from ckptstore.backends.deadline import check
+from ckptstore.closure import Closure, ShardView, read_parts, shape_problems
+from ckptstore.errors import CkptStoreError, CommitAbortedError, MalformedError, RefusedError
 from ckptstore.findings import Place
-from ckptstore.format import values
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
-from ckptstore.format.fields import DOCUMENT_LIMIT
-from ckptstore.format.keys import check_ref_name, receipt_key, receipt_prefix
 from ckptstore.format.page import sort_key
 from ckptstore.format.progress import Counter, Progress, count_updates, problems
-from ckptstore.format.records import ShardReceipt, attempt_subject
+from ckptstore.format.records import RefRecord, ShardReceipt
 from ckptstore.format.shard import Alias
 from ckptstore.format.state import join_leaves, rng_root, state_root
-from ckptstore.objects import Objects, writable
+from ckptstore.objects import Objects
+from ckptstore.presence import check_presence
+from ckptstore.proving import Proof, prove_parts, prove_root
 from ckptstore.refs import Refs
-
-POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try at moving a ref: decided once, then given to every participant.
-
-    ``generation`` is the ref's head when the attempt began (0: none) and ``parent`` its root. The attempt can only
-    append right after that record, so whoever appends anything else in between has aborted it.
-    """
-
-    ref: str
-    generation: int
-    parent: Digest | None
-    nonce: str
-
-    def __str__(self) -> str:
-        return f"{self.ref}:{self.generation}:{self.parent.hex if self.parent else '-'}:{self.nonce}"
-
-    @staticmethod
-    def parse(text: str) -> Attempt:
-        """The attempt of its text. UsageError if it is not one."""
-        try:
-            ref, generation, parent, nonce = text.split(":")
-            return Attempt(check_ref_name(ref), int(generation), None if parent == "-" else Digest.parse(parent), nonce)
-        except (ValueError, CkptStoreError):
-            raise UsageError(f"attempt {text!r:.80}", "not the text of an attempt") from None
-
-
-def begin(refs: Refs, ref: str) -> Attempt:
-    """Begin an attempt from the present head of ``ref``."""
-    head = refs.head(check_ref_name(ref))
-    if head is None:
-        return Attempt(ref, 0, None, secrets.token_hex(16))
-    return Attempt(ref, head.generation, head.root, secrets.token_hex(16))
-
-
-def publish(objects: Objects, receipt: ShardReceipt) -> Digest:
-    """Put a shard receipt where the other participants look for it; returns its digest."""
-    data = receipt.encode()
-    digest = Digest.of(data)
-    writable(objects.backend).create(receipt_key(attempt_subject(receipt.attempt), digest), data)
-    return digest
-
-
-def give_up(objects: Objects, attempt: Attempt, *, index: int, count: int, step: int, reason: str) -> None:
-    """Publish that this worker has no shard, so that the others abort at once."""
-    receipt = ShardReceipt(
-        attempt=attempt.nonce,
-        index=index,
-        count=count,
-        step=step,
-        parent=attempt.parent,
-        run=None,
-        binding=values.to_json({}),
-        progress=Progress(),
-        files=None,
-        shard=None,
-        failure=reason[:2000] or "it gave up",
-    )
-    with suppress(
-        CkptStoreError
-    ):  # the others' deadline says the same, later; the worker's own error must not be masked
-        publish(objects, receipt)
-
-
-def collect(objects: Objects, attempt: Attempt, count: int, deadline: float) -> list[ShardReceipt]:
-    """Wait for the published receipts of all ``count`` shards of an attempt.
+class Declared:
+    """What those who commit say and no shard does.
 
     Args:
-        objects: the store.
-        attempt: the attempt.
-        count: how many shards are expected.
-        deadline: seconds to wait.
-
-    Raises:
-        CommitAbortedError: a participant gave up, or receipts are missing at the deadline; names the shards.
+        ties: tensors that are one tensor across shards (path, owner).
+        replicas: entries that several shards hold with equal values.
+        deviations: why this is not an exact continuation of the parent.
+        tracks_step: by counter name, whether it must equal the step; what is not named is inferred (see the format).
     """
-    end = time.monotonic() + deadline
-    found: dict[int, ShardReceipt] = {}
-    seen: set[str] = set()
-    while True:
-        for stat in objects.backend.list(receipt_prefix(attempt_subject(attempt.nonce))):
-            if stat.key not in seen:
-                receipt = ShardReceipt.parse(objects.backend.get(stat.key, 0, DOCUMENT_LIMIT + 1))
-                seen.add(stat.key)
-                if receipt.failure:
-                    raise CommitAbortedError(f"shard {receipt.index} of {attempt.ref}", receipt.failure, _SAVE_AGAIN)
-                found[receipt.index] = receipt
-        if len(found) == count:
-            return [found[index] for index in sorted(found)]
-        if time.monotonic() >= end:
-            missing = ", ".join(str(index) for index in range(count) if index not in found)
-            why = f"no receipt of shard {missing} of {count} within {deadline:g} s"
-            raise CommitAbortedError(f"commit to {attempt.ref}", why, _SAVE_AGAIN)
-        time.sleep(POLL_SECONDS)
+
+    ties: Sequence[Alias] = ()
+    replicas: Sequence[Replica] = ()
+    deviations: Sequence[Deviation] = ()
+    tracks_step: Mapping[str, bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit made: the root, its checkpoint, and the record of the ref that names it."""
+
+    root: Digest
+    checkpoint: Checkpoint
+    record: RefRecord
 
 
 def commit(
@@ -130,34 +59,43 @@ def commit(
     refs: Refs,
     attempt: Attempt,
     receipts: Sequence[ShardReceipt],
+    declared: Declared,
     *,
-    ties: Sequence[Alias] = (),
-    replicas: Sequence[Replica] = (),
-    deviations: Sequence[Deviation] = (),
-    tracks_step: Mapping[str, bool] | None = None,
-    before_ref: Callable[[Digest], object] | None = None,
-) -> Digest:
-    """Join the shards of one attempt into a checkpoint and move the ref; returns the root.
+    before_ref: Callable[[Digest, Proof | None], object] | None = None,
+    after: Committed | None = None,
+    prove: bool = False,
+    began: float | None = None,
+    kept: MutableMapping[str, bytes] | None = None,
+) -> Committed:
+    """Join the shards of one attempt into a checkpoint and move the ref.
 
     Args:
         objects: the store, with all shards durable in it.
         refs: its refs.
         attempt: the attempt that all receipts must be of.
         receipts: one of each shard.
-        ties: tensors that are one tensor across shards (path, owner).
-        replicas: entries that several shards hold with equal values.
-        deviations: why this is not an exact continuation of the parent.
-        tracks_step: by counter name, whether it must equal the step; what is not named is inferred (see the format).
-        before_ref: called with the root when the checkpoint is durable and before the ref moves.
+        declared: what is said besides.
+        before_ref: called with the root, and what was read back of it, when the checkpoint is durable and before the
+            ref moves.
+        after: what the attempt began from, if the caller has it; else it is read.
+        prove: read everything that the checkpoint refers to back, as far as this process has not done so before.
+        began: when the save did (of :func:`time.monotonic`): what was read back since then was read for it.
+        kept: documents of trees from one commit to the next, see :func:`~ckptstore.closure.read_parts`.
 
     Raises:
         CommitAbortedError: receipts do not fit together, shards do not join, or counters disagree. The ref is
         fenced, so every participant that asks learns the same.
         ConflictError: somebody else moved the ref.
     """
+    began = time.monotonic() if began is None else began
     try:
-        data = join(objects, attempt, receipts, ties, replicas, deviations, tracks_step or {}).encode()
+        checkpoint, closure = join(objects, attempt, receipts, declared, after, kept)
+        data = checkpoint.encode()
         Checkpoint.parse(data)  # no writer makes what no reader takes
+        if prove:
+            prove_parts(objects, closure, began)
+        else:
+            check_presence(objects, closure)
     except CkptStoreError as error:
         if len(receipts) > 1:  # nobody else waits for the verdict on a single shard
             with suppress(CkptStoreError):
@@ -166,37 +104,43 @@ def commit(
             raise CommitAbortedError(error.what, error.why, error.hint) from None
         raise
     root = objects.put_document(data)
+    proof = prove_root(objects, root, closure, began) if prove else None
     if before_ref is not None:
-        before_ref(root)
-    base = refs.record(attempt.ref, attempt.generation) if attempt.generation else None
-    refs.move(attempt.ref, root, base)
-    return root
+        before_ref(root, proof)
+    base = after.record if after is not None else None
+    if base is None and attempt.generation:
+        base = refs.record(attempt.ref, attempt.generation)
+    check(f"moving ref {attempt.ref}")
+    return Committed(root, checkpoint, refs.move(attempt.ref, root, base))
 
 
 def join(
     objects: Objects,
     attempt: Attempt,
     receipts: Sequence[ShardReceipt],
-    ties: Sequence[Alias],
-    replicas: Sequence[Replica],
-    deviations: Sequence[Deviation],
-    tracks_step: Mapping[str, bool],
-) -> Checkpoint:
-    """The checkpoint of one attempt's receipts. RefusedError listing everything that does not fit."""
+    declared: Declared,
+    after: Committed | None = None,
+    kept: MutableMapping[str, bytes] | None = None,
+) -> tuple[Checkpoint, Closure]:
+    """The checkpoint of one attempt's receipts, and all that it refers to. RefusedError listing everything that does
+    not fit."""
     what = f"commit to {attempt.ref}"
     wrong = receipt_problems(attempt, receipts)
     if wrong:
-        raise RefusedError(what, "; ".join(wrong), _SAVE_AGAIN)
+        raise RefusedError(what, "; ".join(wrong), SAVE_AGAIN)
     receipts = sorted(receipts, key=lambda receipt: receipt.index)
     digests = [receipt.shard for receipt in receipts if receipt.shard is not None]
     first = receipts[0]
-    closure = read_parts(objects, digests, first.run, first.files)
+    closure = read_parts(objects, digests, first.run, first.files, kept)
     views = [closure.shards[index] for index in range(len(digests))]
-    leaves, wrong = join_leaves([view.leaves() for view in views], ties, [(r.path, r.role) for r in replicas])
+    leaves, wrong = join_leaves(
+        [view.leaves() for view in views], declared.ties, [(r.path, r.role) for r in declared.replicas]
+    )
     wrong += shape_problems(views)
+    parent = after.checkpoint if after is not None else _parent(objects, attempt)
     progress = replace(
         first.progress,
-        counters=_counters(objects, attempt, first.step, views, first.progress, tracks_step),
+        counters=_counters(parent, first.step, views, first.progress, declared.tracks_step or {}),
     )
     wrong += problems(first.step, progress, {counter.name: counter.values for counter in progress.counters})
     if wrong:
@@ -205,20 +149,21 @@ def join(
             f"; that one need not track the step is declared by tracks_step={{{astray[0]!r}: False}}" if astray else ""
         )
         raise RefusedError(what, "; ".join(wrong), f"fix the state or declare what differs, then save again{declare}")
-    return Checkpoint(
+    checkpoint = Checkpoint(
         step=first.step,
         parent=attempt.parent,
         run=first.run,
         state_root=state_root(leaves),
         rng_root=rng_root([view.shard.rng for view in views]),
         shards=tuple(digests),
-        ties=tuple(sorted(ties, key=lambda tie: tie.path.encode())),
-        replicas=tuple(sorted(replicas, key=lambda replica: sort_key(replica.role, replica.path))),
+        ties=tuple(sorted(declared.ties, key=lambda tie: tie.path.encode())),
+        replicas=tuple(sorted(declared.replicas, key=lambda replica: sort_key(replica.role, replica.path))),
         progress=progress,
         binding=first.binding,
         files=first.files,
-        deviations=tuple(deviations),
+        deviations=tuple(declared.deviations),
     )
+    return checkpoint, closure
 
 
 def receipt_problems(attempt: Attempt, receipts: Sequence[ShardReceipt]) -> list[str]:
@@ -244,41 +189,15 @@ def receipt_problems(attempt: Attempt, receipts: Sequence[ShardReceipt]) -> list
     return wrong
 
 
-def verdict(objects: Objects, refs: Refs, attempt: Attempt, shard: Digest, index: int, deadline: float) -> Digest:
-    """Wait for the verdict on an attempt: the root that holds this shard.
-
-    The ref is the verdict. At the deadline the ref is fenced, so that unknown becomes aborted for everybody.
-
-    Raises:
-        CommitAbortedError: the attempt did not come about.
-    """
-    end = time.monotonic() + deadline
-    fenced = False
-    while True:
-        try:
-            record = refs.record(attempt.ref, attempt.generation + 1)
-        except NotFoundError:
-            if fenced:
-                raise
-            if time.monotonic() >= end:
-                refs.fence(attempt.ref, attempt.generation)
-                fenced = True
-            else:
-                time.sleep(POLL_SECONDS)
-            continue
-        if record.root is not None and record.root != attempt.parent:
-            data = objects.document(record.root, Place(checkpoint=record.root, part="checkpoint document"))
-            if data is not None:
-                checkpoint = Checkpoint.parse(data)
-                if checkpoint.shards[index : index + 1] == (shard,) and checkpoint.parent == attempt.parent:
-                    return record.root
-        why = "the ref was moved or fenced by somebody else" if not fenced else f"no verdict within {deadline:g} s"
-        raise CommitAbortedError(f"commit to {attempt.ref}", why, _SAVE_AGAIN)
+def _parent(objects: Objects, attempt: Attempt) -> Checkpoint | None:
+    if attempt.parent is None:
+        return None
+    data = objects.document(attempt.parent, Place(checkpoint=attempt.parent, part="parent"))
+    return None if data is None else Checkpoint.parse(data)
 
 
 def _counters(
-    objects: Objects,
-    attempt: Attempt,
+    parent: Checkpoint | None,
     step: int,
     views: Sequence[ShardView],
     progress: Progress,
@@ -290,11 +209,7 @@ def _counters(
     does from now on; one that is off by exactly one is refused, because that is what a save on the wrong side of an
     update looks like.
     """
-    tracked: set[str] = set()
-    if attempt.parent is not None:
-        data = objects.document(attempt.parent, Place(checkpoint=attempt.parent, part="parent"))
-        if data is not None:
-            tracked = {c.name for c in Checkpoint.parse(data).progress.counters if c.tracks_step}
+    tracked = {c.name for c in parent.progress.counters if c.tracks_step} if parent is not None else set()
     names = {f"optimizer.{optimizer.name}" for view in views for optimizer in view.shard.optimizers}
     names |= {f"scheduler.{state.name}" for state in progress.states if state.kind == "scheduler"}
     for name in sorted(declared.keys() - names):
@@ -318,6 +233,3 @@ def _counters(
             tracks = values == [step] and step > 0  # at step 0 all of them are 0, whatever they count
         counters.append(Counter(name, tracks, histogram))
     return tuple(counters)
-
-
-_SAVE_AGAIN = "nothing was committed; save again"

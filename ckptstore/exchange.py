@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from logging import getLogger
 
-from ckptstore.errors import ConflictError, UsageError
+from ckptstore.endpoints import require_exclusive
+from ckptstore.errors import CkptStoreError, ConflictError, UsageError
+from ckptstore.findings import Place
+from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name
-from ckptstore.format.records import ShardReceipt
+from ckptstore.format.records import RefRecord, ShardReceipt
 from ckptstore.meter import OnProgress
+from ckptstore.sending import Source
 from ckptstore.store import Store
+from ckptstore.survey import Scope, ancestors
 from ckptstore.transfer import Transfer, send_shard, transfer
 
 
@@ -21,8 +27,12 @@ def push(
     shards: Collection[int] | None = None,
     ref: str | None = None,
     progress: OnProgress | None = None,
+    max_age: int = 0,
 ) -> Transfer:
     """Copy a checkpoint, or some shards of it, to ``target`` and read all of it back there.
+
+    The receipt of the readback is kept there and, if that can be written, in ``source``, so that one can see without
+    the other which copies there are.
 
     Args:
         source: where it is.
@@ -31,8 +41,21 @@ def push(
         shards: only these; then no ref is moved.
         ref: let this ref of ``target`` name the root afterwards; it must name nothing, an ancestor, or the root itself.
         progress: called with (bytes done, bytes in all).
+        max_age: seconds; what lies at ``target`` under the very version that a readback not older than this has read is
+            not read again. 0: everything is read now.
+
+    Raises:
+        ConflictError: the ref names something else; nothing was sent.
+        RefusedError: refs of ``target`` cannot be moved safely, and nothing was sent; or an object there is archived.
+        CorruptError, NotFoundError: one of the stores does not give the bytes back.
+        BackendError: one of them fails; says what is missing. What was stored is used by the next push.
     """
-    return _transfer(source, target, root, "push", shards, ref, progress)
+    done = _transfer(source, target, root, Scope("push", sorted_shards(shards), max_age=max_age), ref, progress)
+    try:
+        source.add_receipt(done.receipt)
+    except CkptStoreError as error:
+        getLogger("ckptstore").warning("the receipt is at %s and not in %s: %s", target.url, source.url, error)
+    return done
 
 
 def pull(
@@ -44,12 +67,14 @@ def pull(
     ref: str | None = None,
     progress: OnProgress | None = None,
     files: bool = True,
+    max_age: int = 0,
 ) -> Transfer:
     """Fetch a checkpoint, or some shards of it, from ``source`` into ``target``; no unverified byte is ever handed out.
 
-    ``files`` says whether the trees of files and of the preparation come too, which a restore does not need.
+    ``files`` says whether the trees of files and of the preparation come too, which a restore does not need. The rest
+    is as with :func:`push`, except that ``source`` is never written.
     """
-    return _transfer(source, target, root, "pull", shards, ref, progress, files)
+    return _transfer(source, target, root, Scope("pull", sorted_shards(shards), files, max_age), ref, progress)
 
 
 def push_shard(source: Store, target: Store, receipt: ShardReceipt) -> Transfer:
@@ -66,43 +91,61 @@ def push_shard(source: Store, target: Store, receipt: ShardReceipt) -> Transfer:
     """
     if receipt.shard is None:
         raise UsageError(f"shard {receipt.index}", f"its worker gave up: {receipt.failure}")
-    return send_shard(source.objects, target.backend, receipt.shard, receipt.index, receipt.count)
+    return send_shard(Source(source.backend), target.backend, receipt.shard, receipt.index, receipt.count)
 
 
-def _transfer(
-    source: Store,
-    target: Store,
-    root: Digest,
-    operation: str,
-    shards: Collection[int] | None,
-    ref: str | None,
-    progress: OnProgress | None,
-    files: bool = True,
-) -> Transfer:
-    if ref is not None:
-        check_ref_name(ref)
-        if shards is not None:
-            raise UsageError(f"ref {ref}", "a ref names whole checkpoints, and only some shards are transferred")
-    done = transfer(source.objects, target.backend, root, operation, shards, progress, files=files)
-    if ref is not None:
-        while not _advance(source, target, root, ref):
-            pass  # somebody else moved it: where it is now is what counts
-    if shards is None:
-        target.note_in_catalogue(root)
-    return done
+def head_to_move(source: Source, target: Store, root: Digest, ref: str) -> tuple[RefRecord | None, bool]:
+    """The head of ``ref`` at ``target``, and whether it has to be moved to name ``root``.
 
-
-def _advance(source: Store, target: Store, root: Digest, ref: str) -> bool:
-    """Let a ref name ``root`` if it names an ancestor of it or nothing. False if it was moved meanwhile."""
+    Raises:
+        ConflictError: it names something that is no ancestor of ``root``.
+        RefusedError: its endpoint cannot move refs safely.
+    """
     head = target.refs.head(ref)
     present = head.root if head else None
     if present == root:
-        return True
-    if present is not None and present not in {ancestor for ancestor, _ in source.history(root)}:
+        return head, False
+    if present is not None and not _descends(source, root, present):
         why = f"it names {present}, which is no ancestor of {root}"
         raise ConflictError(f"ref {ref} at {target.url}", why, "push to another ref, or move it with ckpt ref")
-    try:
-        target.refs.move(ref, root, head)
-    except ConflictError:
-        return False
-    return True
+    require_exclusive(target.backend, f"ref {ref}")
+    return head, True
+
+
+def _transfer(
+    source: Store, target: Store, root: Digest, scope: Scope, ref: str | None, progress: OnProgress | None
+) -> Transfer:
+    check(scope, ref)
+    # What would be refused in the end is refused before anything is sent.
+    documents = Source(source.backend)
+    head, moves = (None, False) if ref is None else head_to_move(documents, target, root, ref)
+    done = transfer(documents, target.backend, root, scope, progress)
+    while ref is not None and moves:
+        try:
+            target.refs.move(ref, root, head)
+            break
+        except ConflictError:  # somebody else moved it: where it is now is what counts
+            head, moves = head_to_move(documents, target, root, ref)
+    target.note_in_catalogue(root)
+    return done
+
+
+def check(scope: Scope, ref: str | None) -> None:
+    """UsageError if this cannot be meant."""
+    if ref is not None:
+        check_ref_name(ref)
+        if scope.shards is not None:
+            raise UsageError(f"ref {ref}", "a ref names whole checkpoints, and only some shards are transferred")
+    if type(scope.max_age) is not int or scope.max_age < 0:
+        raise UsageError("max_age", f"{scope.max_age!r:.40} is not a whole number of seconds, at least 0")
+
+
+def _descends(source: Source, root: Digest, ancestor: Digest) -> bool:
+    data = source.document(root, Place(checkpoint=root, part="checkpoint document"))
+    assert data is not None
+    return any(past.root == ancestor for past in ancestors(source, Checkpoint.parse(data)))
+
+
+def sorted_shards(shards: Collection[int] | None) -> tuple[int, ...] | None:
+    """The shards in order, each once; None for all."""
+    return None if shards is None else tuple(sorted(set(shards)))

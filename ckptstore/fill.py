@@ -45,7 +45,7 @@ def fill_tensors(objects: Objects, view: ShardView, targets: list[Target], overw
     order = [(index, number) for index, t in enumerate(targets) for number in range(max(1, len(t.entry.chunks)))]
     filler: _Filler | None = None
     read = 0
-    for (index, number), data in zip(order, in_threads(load, order), strict=True):
+    for (index, number), data in zip(order, in_threads(load, order, objects.threads), strict=True):
         entry = targets[index].entry
         if number == 0:
             filler = _Filler(targets[index].tensor)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from datetime import UTC, datetime
 
+from ckptstore.backends.deadline import deadline
 from ckptstore.backends.owners import this_process
 from ckptstore.backends.protocol import ReadBackend
 from ckptstore.errors import CkptStoreError, ConflictError, NotFoundError
 from ckptstore.format.keys import STORE_KEY, lease_key
 from ckptstore.format.records import Lease
 from ckptstore.objects import writable
+
+_GRACE_SECONDS = 3.0
 
 
 @contextmanager
@@ -41,7 +45,13 @@ def lease(backend: ReadBackend) -> Iterator[None]:
         if delete is not None:
             # A lease left behind is what collection breaks as stale; it must not mask the block's own error.
             with suppress(CkptStoreError):
-                delete(key)
+                Context().run(_delete_soon, delete, key)
+
+
+def _delete_soon(delete: Callable[[str], object], key: str) -> None:
+    """Also when the time of the block is over: a moment is left for this."""
+    with deadline(_GRACE_SECONDS):
+        delete(key)
 
 
 def now() -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import TypeVar
 
+from ckptstore.backends import deadline
 from ckptstore.backends.protocol import Buffer, ReadBackend, ReadbackMethod, RepairBackend, WriteBackend
 from ckptstore.errors import BackendError, CorruptError, MalformedError, NotFoundError, ReadOnlyError
 from ckptstore.findings import Finding, Kind, Place, Report, raise_finding
@@ -13,6 +17,9 @@ from ckptstore.format.fields import DOCUMENT_LIMIT
 from ckptstore.format.keys import document_key, object_key
 
 T = TypeVar("T")
+
+_STALE_SECONDS = (0.1, 0.4, 1.5, 3.0)
+_READS_OVER_NETWORK = 3  # wrong bytes that differ from one reading to the next were changed on the way
 
 
 class Objects:
@@ -30,7 +37,12 @@ class Objects:
         self.backend = backend
         self.medium = medium
         self._methods: set[ReadbackMethod] = set()
-        self._verified: set[str] = set()
+        self._verified: dict[str, float] = {}  # and when it was last there with the right size
+        self._read_back: dict[str, float] = {}  # when its bytes were last read back in full
+        self._recent: set[str] = set()
+        self._expected: set[str] = set()
+        self._listed: dict[str, int] | None = {}
+        self._listing = Lock()
         self._lock = Lock()
 
     @property
@@ -38,6 +50,11 @@ class Objects:
         """The weakest way in which bytes were read so far."""
         order = list(ReadbackMethod)
         return max(self._methods, key=order.index, default=ReadbackMethod.CACHED)
+
+    @property
+    def threads(self) -> int:
+        """Calls at a time that are worth making."""
+        return self.backend.traits.threads
 
     def read(self, digest: Digest, length: int, place: Place, report: Report = raise_finding) -> bytes | None:
         """The object with this digest and length, verified; None after a reported finding."""
@@ -70,12 +87,54 @@ class Objects:
         with self._lock:
             return key in self._verified
 
+    def seen_since(self, key: str, moment: float) -> bool:
+        """Whether ``key`` was there with the right size at ``moment`` (of :func:`time.monotonic`) or later."""
+        with self._lock:
+            return self._verified.get(key, -1.0) >= moment
+
+    def read_back_at(self, key: str) -> float | None:
+        """When the stored bytes of ``key`` were last read back in full and found good, if nothing was written there or
+        found bad since (of :func:`time.monotonic`)."""
+        with self._lock:
+            return self._read_back.get(key)
+
+    def keys_read_back(self) -> set[str]:
+        """The keys of which :meth:`read_back_at` knows a moment."""
+        with self._lock:
+            return set(self._read_back)
+
+    def note_read_back(self, key: str) -> None:
+        """The stored bytes of ``key`` were read back in full just now, and are good."""
+        with self._lock:
+            self._read_back[key] = time.monotonic()
+
+    def forget(self, key: str | None = None) -> None:
+        """What this process knew of ``key`` (None: of every key) is in doubt: its bytes are read before they count."""
+        with self._lock:
+            for known in (self._verified, self._read_back):
+                if key is None:
+                    known.clear()
+                else:
+                    known.pop(key, None)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Inside, objects that were put or verified since the last time need not be asked for one by one: when the
+        first of them is met again, the sizes of those that a backend can list in few round trips are found out. For the
+        time of one lease."""
+        with self._lock:
+            self._expected, self._recent = self._recent, set()
+        self._listed = None
+        try:
+            yield
+        finally:
+            self._listed = {}
+
     def _put(self, key: str, digest: Digest, data: Buffer) -> bool:
         length = memoryview(data).nbytes
-        if self.is_verified(key):
-            stat = self.backend.stat(key)
-            if stat is not None and stat.size == length:
-                return False
+        if self.is_verified(key) and self._size(key) == length:
+            self._saw(key)
+            return False
         backend = writable(self.backend)
         if backend.create(key, data):
             self._remember(key)
@@ -93,40 +152,81 @@ class Objects:
         self._remember(key)
         return True
 
-    def _remember(self, key: str) -> None:
+    def _size(self, key: str) -> int | None:
+        size = self._sizes().get(key) if key.startswith("objects/") else None
+        if size is None:
+            stat = self.backend.stat(key)
+            size = None if stat is None else stat.size
+        return size
+
+    def _sizes(self) -> dict[str, int]:
+        with self._listing:
+            if self._listed is None:
+                sizes = getattr(self.backend, "sizes", None)
+                keys = [key for key in self._expected if key.startswith("objects/") and self.is_verified(key)]
+                self._listed = sizes(keys) if sizes is not None and len(keys) > 1 else {}
+            return self._listed
+
+    def _saw(self, key: str) -> None:
         with self._lock:
-            self._verified.add(key)
+            self._verified[key] = time.monotonic()
+            self._recent.add(key)
+
+    def _remember(self, key: str) -> None:
+        """It was written now, so that what was read back before counts no more."""
+        with self._lock:
+            self._read_back.pop(key, None)
+        self._saw(key)
 
     def _checked(self, key: str, digest: Digest, length: int | None, place: Place, report: Report) -> bytes | None:
-        """Read ``key`` whole and hash it. ``length`` None: any length up to the limit of a document."""
+        """Read ``key`` whole and hash it. ``length`` None: any length up to the limit of a document.
+
+        Bytes that came over a network are called wrong only if they are wrong each time, and what this process knows to
+        be there is called missing only after a while: a copy that lags behind may have answered.
+        """
+        network = self.backend.traits.network
+        times = _READS_OVER_NETWORK if network else 1
+        pauses = iter(_STALE_SECONDS if network and self.is_verified(key) else ())
+        read = self._read(key, digest, length, place)
+        while not isinstance(read, bytes):
+            if read.kind is Kind.MISSING and (pause := next(pauses, None)) is not None:
+                deadline.check(f"reading {key} again")
+                time.sleep(pause)
+            elif read.kind in (Kind.TRUNCATED, Kind.CORRUPT) and times > 1:
+                times -= 1
+            else:
+                self.forget(key)
+                report(read)
+                return None
+            read = self._read(key, digest, length, place)
+        return read
+
+    def _read(self, key: str, digest: Digest, length: int | None, place: Place) -> bytes | Finding:
         limit = DOCUMENT_LIMIT if length is None else length
         method = ReadbackMethod.CACHED
         try:
-            if self.medium:
+            if self.medium or self.backend.traits.network:
                 data, method = self.backend.readback(key, limit + 1)
             else:
                 data = self.backend.get(key, 0, limit + 1)
         except NotFoundError:
-            finding = Finding(Kind.MISSING, place, key, "not in the store", str(digest), "nothing")
+            return Finding(Kind.MISSING, place, key, "not in the store", str(digest), "nothing")
         except CorruptError as error:
-            finding = Finding(Kind.CORRUPT, place, key, str(error), str(digest), "unreadable")
+            return Finding(Kind.CORRUPT, place, key, str(error), str(digest), "unreadable")
         except BackendError as error:
-            finding = Finding(Kind.UNREADABLE, place, key, error.why, str(digest), "unreadable")
-        else:
-            if length is not None and len(data) != length:
-                actual = f"{len(data)} bytes" if len(data) < length else f"more than {length} bytes"
-                finding = Finding(Kind.TRUNCATED, place, key, "wrong length", f"{length} bytes", actual)
-            elif (hashed := Digest.of(data)) != digest:
-                finding = Finding(Kind.CORRUPT, place, key, "wrong bytes", str(digest), str(hashed))
-            else:
-                with self._lock:
-                    self._verified.add(key)
-                    self._methods.add(method)
-                return data
+            return Finding(Kind.UNREADABLE, place, key, error.why, str(digest), "unreadable")
+        if length is not None and len(data) != length:
+            actual = f"{len(data)} bytes" if len(data) < length else f"more than {length} bytes"
+            return Finding(Kind.TRUNCATED, place, key, "wrong length", f"{length} bytes", actual)
+        hashed = Digest.of(data)
+        if hashed != digest:
+            return Finding(Kind.CORRUPT, place, key, "wrong bytes", str(digest), str(hashed))
+        self._saw(key)
+        if method.reaches_medium:
+            self.note_read_back(key)
         with self._lock:
-            self._verified.discard(key)
-        report(finding)
-        return None
+            self._methods.add(method)
+        return data
 
 
 def writable(backend: ReadBackend) -> WriteBackend:

@@ -1,4 +1,4 @@
-"""Opening a store: its header, and the features that it needs."""
+"""Opening a store, and making one: its header, and the features that it needs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from pathlib import Path
 
 from ckptstore.backends import open_backend
 from ckptstore.backends.protocol import ReadBackend
+from ckptstore.endpoints import SINGLE_WRITER, capabilities
 from ckptstore.errors import CorruptError, NotFoundError, RefusedError, UnsupportedVersionError
-from ckptstore.format.keys import STORE_KEY
-from ckptstore.format.records import RECORD_LIMIT
+from ckptstore.format.keys import STORE_KEY, feature_key
+from ckptstore.format.records import RECORD_LIMIT, Feature
 from ckptstore.format.records import Store as StoreHeader
 from ckptstore.store import Store
 
 
-def open_store(url: str | Path, *, create: bool = False) -> Store:
-    """Open the store at ``url``: a directory, ``file:///…`` or ``memory:name``.
+def open_store(url: str | Path, *, create: bool = False, single_writer: bool = False) -> Store:
+    """Open the store at ``url``: a directory, ``file:///…``, ``s3://bucket/prefix`` or ``memory:name``.
 
     Args:
         url: where it is.
-        create: make an empty store if there is none.
+        create: make an empty store if there is none (in a bucket that is there).
+        single_writer: of a store that is made: only one process at a time will write to it. That is needed at an
+            endpoint without conditional writes. If two write nevertheless, a checkpoint may drop out of its history.
 
     Raises:
         NotFoundError: there is no store, and ``create`` is False.
@@ -38,11 +41,15 @@ def open_store(url: str | Path, *, create: bool = False) -> Store:
             why = f"it has files but no {STORE_KEY}"
             raise RefusedError(f"store {backend.url}", why, "choose an empty directory") from None
         backend.create(STORE_KEY, StoreHeader(secrets.token_hex(16)).encode())
+        if single_writer:
+            backend.create(feature_key(SINGLE_WRITER), Feature("made for a single writer").encode())
         data = backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)
+        capabilities(backend)  # what an endpoint honours is found out before anything relies on it
     StoreHeader.parse(data)
     for stat in backend.list("features/"):
         name = stat.key.removeprefix("features/")
-        raise UnsupportedVersionError(f"store {backend.url}", f"feature {name!r:.60} is unknown to this release")
+        if name != SINGLE_WRITER:
+            raise UnsupportedVersionError(f"store {backend.url}", f"feature {name!r:.60} is unknown to this release")
     return Store(backend)
 
 

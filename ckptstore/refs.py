@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ckptstore.backends.protocol import ReadBackend
+from ckptstore.endpoints import require_exclusive
 from ckptstore.errors import (
     BackendError,
     CkptStoreError,
@@ -48,9 +49,18 @@ class Refs:
             parsed = parse_ref_key(stat.key)
             if parsed is not None:
                 generation = max(generation, parsed[1])
+        last = self._last(name, generation)
+        return self.record(name, last) if last else None
+
+    def head_after(self, name: str, record: RefRecord) -> RefRecord:
+        """The highest generation of a ref of which ``record`` is known; nothing is listed."""
+        last = self._last(name, record.generation)
+        return record if last == record.generation else self.record(name, last)
+
+    def _last(self, name: str, generation: int) -> int:
         while self.backend.stat(ref_key(name, generation + 1)) is not None:
             generation += 1
-        return self.record(name, generation) if generation else None
+        return generation
 
     def record(self, name: str, generation: int) -> RefRecord:
         """One generation of a ref. NotFoundError if absent, CorruptError if damaged."""
@@ -85,6 +95,7 @@ class Refs:
 
         Raises:
             ConflictError: somebody else appended first.
+            RefusedError: the store's endpoint has no conditional writes, and more than one may write there.
         """
         return self._append(name, after, root)
 
@@ -138,6 +149,7 @@ class Refs:
         previous = Digest.of(head.encode()) if head else None
         record = RefRecord(generation, previous, root, secrets.token_hex(16))
         key = ref_key(name, generation)
+        require_exclusive(self.backend, f"ref {name}")
         try:
             if writable(self.backend).create(key, record.encode()):
                 return record

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ckptstore.aliases import find_aliases
 from ckptstore.capture import TrainingState, parameter_paths
-from ckptstore.closure import Closure, ShardView, check_presence, read_closure
+from ckptstore.closure import Closure, ShardView, read_closure
 from ckptstore.errors import (
     CkptStoreError,
     MismatchError,
@@ -45,6 +45,7 @@ from ckptstore.format.state import differences, shard_leaves
 from ckptstore.modules import Slot, extra_states, find_slot
 from ckptstore.objects import Objects
 from ckptstore.optimizers import OptimizerPlan, value_of
+from ckptstore.presence import check_presence
 from ckptstore.rng import capture_rng, restore_rng, rng_problem
 from ckptstore.save import HashSink, write_shard
 from ckptstore.tensors import DTYPES, TORCH_DTYPES, live
@@ -340,5 +341,5 @@ def _verify_all(objects: Objects, closure: Closure) -> None:
     def read(need: Any) -> None:
         objects.read(need.digest, need.length, need.places[0])
 
-    for _ in in_threads(read, closure.objects.values()):
+    for _ in in_threads(read, closure.objects.values(), objects.threads):
         pass

@@ -1,16 +1,19 @@
-"""A training run: resume from a ref, save to it, read back behind."""
+"""A training run: resume from a ref, save to it, read back behind, push on in the background."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptstore.binding import default_binding
+from ckptstore.backends import deadline
+from ckptstore.behind import ReadbackBehind
+from ckptstore.binding import default_binding, drift
 from ckptstore.capture import TrainingState
+from ckptstore.commit import Committed, Declared
+from ckptstore.concluding import conclude
 from ckptstore.errors import (
     BackendError,
     CkptStoreError,
@@ -22,16 +25,16 @@ from ckptstore.errors import (
     NotFoundError,
     RefusedError,
     TornRestoreError,
+    UsageError,
 )
-from ckptstore.findings import raise_finding
-from ckptstore.format import values
-from ckptstore.format.checkpoint import Checkpoint, Deviation
+from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name
 from ckptstore.format.progress import Cursor
 from ckptstore.format.records import RefRecord
+from ckptstore.pushes import Push, Pushes, PushTo, targets
 from ckptstore.restore import Restored, arm
-from ckptstore.verify import verify
+from ckptstore.save import HashSink, write_shard
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -61,7 +64,12 @@ class Run:
         files: a tree that belongs to every checkpoint of the run.
         tracks_step: by counter name, whether it must equal the step (inferred where left out).
         readback: "behind": each save returns when the checkpoint is durable, and it is read back meanwhile;
-            "before-commit": it is read back before the ref moves.
+            "before-commit": it is read back before the ref moves. The default is "behind" where the store is on this
+            machine, and "before-commit" behind a network, where nothing else is possible: an upload that was
+            acknowledged is no proof that the bytes are there.
+
+    Raises:
+        UsageError: ``readback="behind"`` for a store behind a network.
     """
 
     def __init__(
@@ -79,8 +87,12 @@ class Run:
         binding: Mapping[str, object] | None = None,
         files: Digest | None = None,
         tracks_step: Mapping[str, bool] | None = None,
-        readback: Readback = "behind",
+        readback: Readback | None = None,
     ) -> None:
+        network = store.backend.traits.network
+        if network and readback == "behind":
+            why = f"{store.url} is behind a network, where a ref moves only after everything was read back"
+            raise UsageError("readback='behind'", why, "leave readback out")
         self.store = store
         self.ref = check_ref_name(ref)
         self.state = TrainingState(
@@ -98,14 +110,13 @@ class Run:
         self._binding = None if binding is None else dict(binding)
         self._files = files
         self._tracks_step = tracks_step
-        self._readback = readback
+        self._readback = readback or ("before-commit" if network else "behind")
         self._head: RefRecord | None = None
-        self._committed: tuple[Digest, int] | None = None
+        self._tried: Digest | None = None
         self._restored: Restored | None = None
         self._torn = False
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckptstore-readback")
-        self._behind: Future[None] | None = None
-        self._read_back: set[str] = set()
+        self._behind = ReadbackBehind(store)
+        self._pushes = Pushes(store, self.ref)
         self._started = False
 
     def resume(self, *, atomic: bool = False, allow_drift: bool = False) -> int:
@@ -126,6 +137,7 @@ class Run:
         """
         self._started = True
         self._head = self.store.refs.head(self.ref)
+        self._tried = None
         self.skipped = []
         root = self._head.root if self._head else None
         failure: CkptStoreError | None = None
@@ -167,6 +179,7 @@ class Run:
         *,
         metrics: Mapping[str, object] | None = None,
         cursors: Mapping[str, Cursor] | None = None,
+        push_to: PushTo | None = None,
     ) -> Digest:
         """Commit the live state as the next checkpoint of the ref; returns its root when it is durable.
 
@@ -174,53 +187,46 @@ class Run:
             step: updates done so far; more than the parent's.
             metrics: plain values that are kept as a receipt beside the checkpoint.
             cursors: positions in streams by name.
+            push_to: where the checkpoint goes besides, with a full readback there and the ref of this run, while the
+                training goes on: a store, its URL, the name of a remote, or several of these. If more than two
+                checkpoints wait for one of them besides the one under way, this call waits, too.
 
         Raises:
             RefusedError: the state cannot be stored exactly, or counters disagree; nothing was committed.
             ConflictError: somebody else moved the ref.
-            CkptStoreError: an earlier readback failed; it is raised here first.
+            CkptStoreError: an earlier readback or push failed; it is raised here first, once, and nothing was saved.
         """
-        self._await_readback()
-        self._adopt()
+        wanted = targets(self.store, push_to)
+        self._behind.wait()
+        self._tell()
         if self._torn:
             why = "the last restore was torn, or its state changed since: it is not that of a checkpoint"
             raise RefusedError(f"save to {self.ref}", why, "restore a good checkpoint first")
-        head = self._base()
-        parent = head.root if head else None
-        if parent is not None and self.checkpoint is not None and step <= self.checkpoint.step:
-            why = f"step {step} does not come after its parent's step {self.checkpoint.step}"
-            raise RefusedError(f"save to {self.ref}", why, "save after at least one more update")
-        attempt = self.store.begin(self.ref)
-        if attempt.parent != parent:
-            why = f"it was moved to {attempt.parent} by somebody else"
-            raise ConflictError(f"ref {self.ref}", why, "resume from there, or save to another ref")
-        binding = self._present_binding()
-        deviations = [] if self.checkpoint is None else _drift(self.checkpoint, binding)
-        with self.store.lease():  # from the first object to the moved ref
-            receipt = self.store.save_shard(
-                self.state, attempt, step=step, binding=binding, cursors=cursors, files=self._files
-            )
-            root = self.store.commit(
-                attempt,
-                [receipt],
-                deviations=deviations,
-                tracks_step=self._tracks_step,
-                metrics=metrics,
-                readback=self._readback == "before-commit",
-            )
-        self._committed = root, attempt.generation + 1
-        with suppress(CkptStoreError):  # it stands, whether it can be read now or not; the next save asks again
-            self._adopt()
+        root = self._saved_before(step, cursors) or self._saved(step, metrics, cursors)
         if self._readback == "behind":
-            self._behind = self._pool.submit(self._read_behind, root)
+            self._behind.read(root)
+        self._pushes.ask(root, step, wanted)
         return root
 
+    @property
+    def pushes(self) -> tuple[Push, ...]:
+        """The pushes that were asked for and how far they are, oldest first; of those that are done only the last."""
+        return self._pushes.all
+
+    def wait(self) -> None:
+        """Wait for the readback and the pushes that are under way. Raises what went wrong and was not told yet."""
+        done = self._behind.wait() and self._pushes.wait()
+        self._tell()
+        if not done:
+            raise deadline.out_of_time(f"readback and pushes of ref {self.ref}")
+
     def close(self) -> None:
-        """Wait for the readback that is under way. Raises what it found."""
+        """The same, at the end of the run. An interrupt ends them: what was pushed so far is used by the next push."""
         try:
-            self._await_readback()
-        finally:
-            self._pool.shutdown()
+            self.wait()
+        except KeyboardInterrupt:
+            self._give_up()
+            raise
 
     def __enter__(self) -> Run:
         return self
@@ -228,22 +234,84 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self._give_up()
         try:
             self.close()
-        except CkptStoreError as failure:
+        except Exception as failure:
             if error is None:
                 raise
-            error.add_note(f"besides, the readback of the last checkpoint failed: {failure}")
+            error.add_note(f"besides, a readback or push of this run failed: {failure}")
+            for note in getattr(failure, "__notes__", ()):
+                error.add_note(note)
 
-    def _adopt(self) -> None:
-        """Take what the last save committed as what the next one follows."""
-        if self._committed is None:
-            return
-        root, generation = self._committed
-        checkpoint, head = self.store.checkpoint(root), self.store.refs.record(self.ref, generation)
-        self.root, self.checkpoint, self._head = root, checkpoint, head
-        self._restored = None
-        self._committed = None
+    def _saved(self, step: int, metrics: Mapping[str, object] | None, cursors: Mapping[str, Cursor] | None) -> Digest:
+        """Store and commit the live state."""
+        began = time.monotonic()
+        head = self._base()
+        parent = head.root if head else None
+        if parent is not None and self.checkpoint is not None and step <= self.checkpoint.step:
+            why = f"step {step} does not come after its parent's step {self.checkpoint.step}"
+            raise RefusedError(f"save to {self.ref}", why, "save after at least one more update")
+        attempt = self.store.begin(self.ref, after=head)
+        if attempt.parent != parent:
+            why = f"it was moved to {attempt.parent} by somebody else"
+            raise ConflictError(f"ref {self.ref}", why, "resume from there, or save to another ref")
+        binding = self._present_binding()
+        deviations = [] if self.checkpoint is None else drift(self.checkpoint, binding)
+        base = None
+        if head is not None and self.root is not None and self.checkpoint is not None:
+            base = Committed(self.root, self.checkpoint, head) if head.generation == attempt.generation else None
+
+        def commit() -> Committed:
+            with self.store.lease():  # from the first object to the moved ref
+                receipt = self.store.save_shard(
+                    self.state, attempt, step=step, binding=binding, cursors=cursors, files=self._files
+                )
+                return conclude(
+                    self.store,
+                    attempt,
+                    [receipt],
+                    Declared(deviations=deviations, tracks_step=self._tracks_step),
+                    metrics=metrics,
+                    readback=self._readback == "before-commit",
+                    after=base,
+                    began=began,
+                    before_ref=self._try,
+                )
+
+        try:
+            committed = commit()
+        except (CorruptError, NotFoundError):
+            if not self.store.backend.traits.network:
+                raise
+            committed = commit()  # what was changed on its way, and found so, is stored anew
+        self._follow(committed)
+        return committed.root
+
+    def _try(self, root: Digest) -> None:
+        self._tried = root
+
+    def _follow(self, committed: Committed) -> None:
+        """What was committed is what the next save follows."""
+        self.root, self.checkpoint, self._head = committed.root, committed.checkpoint, committed.record
+        self._restored = self._tried = None
+
+    def _saved_before(self, step: int, cursors: Mapping[str, Cursor] | None) -> Digest | None:
+        """The root of the last save, if it was committed although its answer was lost, and this is that state."""
+        if self._tried is None:
+            return None
+        attempt = self.store.begin(self.ref, after=self._head)
+        if attempt.parent != self._tried:
+            return None
+        record = self.store.refs.record(self.ref, attempt.generation)
+        checkpoint = self.store.checkpoint(attempt.parent)
+        self._follow(Committed(attempt.parent, checkpoint, record))
+        if step != checkpoint.step or dict(cursors or {}) != dict(checkpoint.progress.cursors):
+            return None
+        captured = self.state.capture()
+        same = [write_shard(captured, 0, 1, HashSink()).digest] == list(checkpoint.shards)
+        return attempt.parent if same and tuple(captured.states) == checkpoint.progress.states else None
 
     def _base(self) -> RefRecord | None:
         """The ref's record that the next checkpoint follows."""
@@ -276,7 +344,7 @@ class Run:
         return default_binding() if self._binding is None else self._binding
 
     def _check_binding(self, root: Digest, checkpoint: Checkpoint, allow_drift: bool) -> None:
-        drifted = _drift(checkpoint, self._present_binding())
+        drifted = drift(checkpoint, self._present_binding())
         if drifted and not allow_drift:
             listed = "; ".join(f"{d.code} is {d.actual}, stored {d.expected}" for d in drifted)
             hint = "run with the stored settings, or resume(allow_drift=True): the next checkpoint then says so"
@@ -291,27 +359,15 @@ class Run:
             seen = seen or record.root == root
         return None
 
-    def _read_behind(self, root: Digest) -> None:
-        report = verify(self.store.backend, root, skip=self._read_back)
-        if report.findings:
-            raise_finding(report.findings[0])
-        self._read_back.update(report.keys)
-        self.store.add_receipt(report.receipt(self.store.url))
+    def _tell(self) -> None:
+        """Raise what went wrong in the background and was not told yet: the first, with notes about the others."""
+        failures = [*self._behind.failures(), *self._pushes.failures()]
+        if failures:
+            for other in failures[1:]:
+                failures[0].add_note(f"besides: {other}")
+            raise failures[0]
 
-    def _await_readback(self) -> None:
-        behind, self._behind = self._behind, None
-        if behind is not None:
-            behind.result()
-
-
-def _drift(parent: Checkpoint, binding: Mapping[str, object]) -> list[Deviation]:
-    """What of ``binding`` is not as it was in ``parent``."""
-    stored = values.from_json(parent.binding, "binding")
-    actual = values.from_json(values.to_json(dict(binding), "binding"))
-    assert isinstance(stored, dict)
-    assert isinstance(actual, dict)
-    return [
-        Deviation(f"binding.{key!s}", repr(stored.get(key)), repr(actual.get(key)))
-        for key in sorted(stored.keys() | actual.keys(), key=str)
-        if values.to_json(stored.get(key)) != values.to_json(actual.get(key))
-    ]
+    def _give_up(self) -> None:
+        """End what is under way in the background as soon as possible."""
+        self._behind.give_up()
+        self._pushes.give_up()

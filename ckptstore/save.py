@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from ckptstore.attempts import Attempt, give_up, publish
 from ckptstore.backends.protocol import Buffer
 from ckptstore.capture import Captured, TrainingState
-from ckptstore.commit import Attempt, give_up, publish
 from ckptstore.errors import RefusedError, UsageError
 from ckptstore.format import values
 from ckptstore.format.canonical import MAX_INT
@@ -25,6 +25,8 @@ from ckptstore.write import Contents, Sink, TensorBytes, WrittenShard, write_con
 
 class HashSink:
     """Keeps nothing: what a live state would be stored as."""
+
+    threads = None
 
     def put_object(self, data: Buffer, /) -> Digest:
         """Digest of an object."""
@@ -40,6 +42,7 @@ class _OwnBytes:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self.threads = sink.threads
 
     def put_object(self, data: Buffer, /) -> Digest:
         """Store an object."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from logging import getLogger
@@ -11,20 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from ckptstore import trees
 from ckptstore import verify as verification
+from ckptstore.actors import store_id, store_of
+from ckptstore.attempts import Attempt, begin, give_up, verdict
+from ckptstore.backends.capabilities import Capabilities
 from ckptstore.backends.protocol import PruneBackend, ReadbackMethod
+from ckptstore.backends.traffic import Traffic
 from ckptstore.closure import Closure, read_closure
-from ckptstore.commit import Attempt, begin, collect, commit, give_up, verdict
+from ckptstore.commit import Declared
+from ckptstore.concluding import conclude
+from ckptstore.endpoints import capabilities, is_single_writer, record
 from ckptstore.errors import (
     CkptStoreError,
     CommitAbortedError,
     ConflictError,
     MalformedError,
     NotFoundError,
-    RefusedError,
-    UsageError,
 )
-from ckptstore.findings import Place, raise_finding
-from ckptstore.format import values
+from ckptstore.findings import Place
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name, is_ref_name, receipt_key, receipt_prefix
@@ -38,7 +42,7 @@ from ckptstore.format.records import (
 from ckptstore.format.shard import Alias
 from ckptstore.format.tree import Preparation, Tree
 from ckptstore.lazy import load
-from ckptstore.leases import lease, now
+from ckptstore.leases import lease
 from ckptstore.meter import OnProgress
 from ckptstore.names import checkpoints, resolve
 from ckptstore.objects import Objects, malformed, writable
@@ -53,6 +57,9 @@ if TYPE_CHECKING:
     from ckptstore.restore import Restored
     from ckptstore.run import Run
 
+CATALOGUE_VARIABLE = "CKPT_CATALOGUE"
+"""Environment variable with the URL of the database that keeps the catalogues of a team."""
+
 
 class Store:
     """A checkpoint store over ``backend``; made by :func:`ckptstore.open`."""
@@ -64,11 +71,36 @@ class Store:
         self._lease = ExitStack()
         self._lease_holders = 0
         self._lease_lock = Lock()
+        self.trees_read: dict[str, bytes] = {}
+        self._id: str | None = None
 
     @property
     def url(self) -> str:
         """Where the store is."""
         return self.backend.url
+
+    @property
+    def id(self) -> str | None:
+        """The id in the store's header, which never changes; None if the header cannot be read."""
+        if self._id is None:
+            self._id = store_id(self.backend)
+        return self._id
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Requests to the store's endpoint and bytes over its wire so far; None if it is not behind one."""
+        return getattr(self.backend, "traffic", None)
+
+    def capabilities(self, *, probe: bool = False) -> Capabilities | None:
+        """What the store's endpoint honours, as recorded in the store, or, with ``probe`` or where nothing is recorded,
+        as found out and recorded now; None if the store is not behind one."""
+        found = capabilities(self.backend)
+        return record(self.backend) if probe and found is not None else found
+
+    @property
+    def single_writer(self) -> bool:
+        """Whether the store was made for one writer at a time."""
+        return is_single_writer(self.backend)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -137,12 +169,17 @@ class Store:
         return sorted(found, key=lambda receipt: (receipt.time, receipt.operation))
 
     def readbacks(self, root: Digest) -> list[Receipt]:
-        """Receipts that say that all of ``root`` was read back from its medium, oldest first; still only notes."""
+        """Receipts that say that all of ``root`` was read back here from its medium, oldest first; still only notes.
+
+        Those of pushes from here tell of another store, and are left out.
+        """
         reaching = {method.value for method in ReadbackMethod if method.reaches_medium}
+        mine = store_id(self.backend)
         return [
             receipt
             for receipt in self.receipts(root)
             if receipt.operation in ("verify", "push", "pull") and receipt.method in reaching and not receipt.exceptions
+            if store_of(receipt) in (None, mine)
         ]
 
     @contextmanager
@@ -167,9 +204,12 @@ class Store:
         run: Run = load("ckptstore.run").Run(self, ref, **options)
         return run
 
-    def begin(self, ref: str) -> Attempt:
-        """Begin an attempt at moving ``ref``: decided once, given to all workers."""
-        return begin(self.refs, ref)
+    def begin(self, ref: str, after: RefRecord | None = None) -> Attempt:
+        """Begin an attempt at moving ``ref``: decided once, given to all workers.
+
+        ``after`` is a record that is its head as far as the caller knows: then only later ones are looked for.
+        """
+        return begin(self.refs, ref, after)
 
     def save_shard(
         self,
@@ -201,7 +241,7 @@ class Store:
             RefusedError: something cannot be stored exactly; named; nothing was written. The attempt has a receipt that
                 says so, and the other workers abort at once.
         """
-        with self.lease():
+        with self.lease(), self.objects.looking():
             receipt: ShardReceipt = load("ckptstore.save").save_shard(
                 self.objects,
                 state,
@@ -232,7 +272,7 @@ class Store:
         deviations: Sequence[Deviation] = (),
         tracks_step: Mapping[str, bool] | None = None,
         metrics: Mapping[str, object] | None = None,
-        readback: bool = False,
+        readback: bool | None = None,
     ) -> Digest:
         """Join the shards of an attempt and move the ref; returns the root. Needs no torch.
 
@@ -246,41 +286,25 @@ class Store:
             deviations: why this is not an exact continuation of the parent.
             tracks_step: by counter name, whether it must equal the step (inferred where left out).
             metrics: plain values that are kept as a receipt beside the checkpoint, from before the ref moves.
-            readback: read the whole closure back before the ref moves.
+            readback: read the whole closure back before the ref moves (default: if the store lies behind a network,
+                and then nothing else is possible). What this process has read back before is not read again.
 
         Raises:
             CommitAbortedError: the attempt did not come about; the ref is fenced, so everybody learns the same.
             ConflictError: somebody else moved the ref.
+            CorruptError, NotFoundError: what was stored cannot be read back; the ref was not moved.
         """
-        details = None if metrics is None else values.to_json(dict(metrics), "metrics")
-        if receipts is None:
-            if count is None:
-                raise UsageError("commit", "neither receipts nor the number of shards to wait for was given")
-            try:
-                receipts = collect(self.objects, attempt, count, deadline)
-            except CommitAbortedError:
-                self.refs.fence(attempt.ref, attempt.generation)
-                raise
-
-        def before_ref(root: Digest) -> None:
-            if readback:
-                self._readback_or_raise(root)
-            if details is not None:
-                self._put_receipt(Receipt("metrics", root, None, 0, 0, 0, "none", now(), self.url, (), details))
-
-        root = commit(
-            self.objects,
-            self.refs,
+        committed = conclude(
+            self,
             attempt,
             receipts,
-            ties=ties,
-            replicas=replicas,
-            deviations=deviations,
-            tracks_step=tracks_step,
-            before_ref=before_ref,
+            Declared(ties, replicas, deviations, tracks_step),
+            count=count,
+            deadline=deadline,
+            metrics=metrics,
+            readback=readback,
         )
-        self.note_in_catalogue(root)
-        return root
+        return committed.root
 
     def verdict(self, attempt: Attempt, receipt: ShardReceipt, deadline: float = 60.0) -> Digest:
         """Wait, as a worker, for the verdict on an attempt: the root. CommitAbortedError if it did not come about.
@@ -288,7 +312,12 @@ class Store:
         At the deadline (seconds) the ref is fenced: unknown becomes aborted, for everybody.
         """
         assert receipt.shard is not None
-        return verdict(self.objects, self.refs, attempt, receipt.shard, receipt.index, deadline)
+        try:
+            return verdict(self.objects, self.refs, attempt, receipt.shard, receipt.index, deadline)
+        except CommitAbortedError:
+            if self.backend.traits.network:
+                self.objects.forget()  # it may be that what this worker stored could not be read back
+            raise
 
     def restore(
         self, root: Digest, state: TrainingState, *, shard: int | None = None, atomic: bool = False
@@ -367,11 +396,12 @@ class Store:
 
     def add_receipt(self, receipt: Receipt) -> Digest:
         """Store a receipt; returns its digest."""
-        digest = self._put_receipt(receipt)
+        digest = self.put_receipt(receipt)
         self._note(lambda catalogue: catalogue.add_receipt(digest, receipt))
         return digest
 
-    def _put_receipt(self, receipt: Receipt) -> Digest:
+    def put_receipt(self, receipt: Receipt) -> Digest:
+        """Store a receipt of which the catalogue hears later; returns its digest."""
         data = receipt.encode()
         digest = Digest.of(data)
         writable(self.backend).create(receipt_key(receipt.subject, digest), data)
@@ -390,26 +420,32 @@ class Store:
         actual = head.root if head else None
         if actual != expected:
             raise ConflictError(f"ref {ref}", f"it names {actual}, expected {expected}", "read it and try again")
-        return self.refs.move(ref, root, head)
+        moved = self.refs.move(ref, root, head)
+        self._note(lambda catalogue: catalogue.update())
+        return moved
 
     def note_in_catalogue(self, root: Digest) -> None:
-        """Bring the local catalogue up to date. It is an index that can be rebuilt: its failure is logged, and never
-        fails a commit."""
+        """Bring the catalogue up to date. It is an index that can be rebuilt: its failure is logged, and never fails a
+        commit."""
         self._note(lambda catalogue: catalogue.add_checkpoint(root))
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self, url: str | None = None) -> Catalogue:
         """The catalogue, an index for queries; see :class:`ckptstore.catalogue.Catalogue`.
 
+        Args:
+            url: an SQLAlchemy URL of the database that it is kept in; by default what the environment variable
+                CKPT_CATALOGUE says, else a file in the store's directory. A store writes to that default.
+
         Raises:
-            CatalogueError: the store is not in a directory and so keeps none.
+            CatalogueError: the URL names none, or there is no URL and the store is not in a directory.
         """
         from ckptstore.catalogue import Catalogue
 
-        return Catalogue.of(self.backend)
+        return Catalogue.of(self.backend, url or os.environ.get(CATALOGUE_VARIABLE))
 
     def _note(self, work: Callable[[Catalogue], None]) -> None:
-        if not hasattr(self.backend, "path"):
-            return  # only a directory keeps a catalogue
+        if not os.environ.get(CATALOGUE_VARIABLE) and not hasattr(self.backend, "path"):
+            return  # only a directory keeps a catalogue of its own
         from ckptstore.catalogue import CatalogueError
 
         try:
@@ -417,14 +453,3 @@ class Store:
                 work(catalogue)
         except CatalogueError as error:
             getLogger("ckptstore").warning("catalogue not brought up to date: %s", error)
-
-    def _readback_or_raise(self, root: Digest) -> None:
-        report = verification.verify(self.backend, root)
-        if report.findings:
-            raise_finding(report.findings[0])
-        if not report.method.reaches_medium:
-            why = f"bytes could only be read from a cache ({report.method.value})"
-            raise RefusedError(
-                f"readback before commit in {self.url}", why, "use readback='behind' on this file system"
-            )
-        self._put_receipt(report.receipt(self.url))

@@ -8,21 +8,33 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
+from ckptstore.backends.deadline import check, scope
+
 S = TypeVar("S")
 R = TypeVar("R")
 
 
 def in_threads(work: Callable[[S], R], items: Iterable[S], threads: int | None = None) -> Iterator[R]:
-    """Results of ``work`` over ``items`` in their order, with a bounded number in flight, so that memory is bounded
-    too."""
+    """Results of ``work`` over ``items`` in their order, ``threads`` at a time and a bounded number in flight.
+
+    If one fails, or nobody takes the results any more, those under way are told to give up.
+
+    Args:
+        work: called in the threads.
+        items: taken in the caller's thread.
+        threads: how many at a time (default: one for each processor, 4 at most).
+    """
     count = threads or min(4, os.cpu_count() or 1)
     source = iter(items)
+    mine = scope()
     with ThreadPoolExecutor(count) as pool:
-        pending = [pool.submit(work, item) for item in islice(source, 2 * count)]
+        pending = [pool.submit(mine.context().run, work, item) for item in islice(source, 2 * count)]
         try:
             while pending:
+                check("the next object")
                 yield pending.pop(0).result()
-                pending.extend(pool.submit(work, item) for item in islice(source, 1))
+                pending.extend(pool.submit(mine.context().run, work, item) for item in islice(source, 1))
         finally:
+            mine.give_up()
             for future in pending:
                 future.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from ckptstore.actors import readback_details, store_id
 from ckptstore.backends.protocol import ReadBackend, ReadbackMethod
 from ckptstore.closure import Closure, Need, read_closure
 from ckptstore.errors import CkptStoreError, NotFoundError
@@ -35,7 +36,8 @@ class VerifyReport:
 
     ``bytes_read`` are the bytes of the closure's distinct keys that were read and hashed; documents of ancestors and
     ref records are history, and counted in ``history_bytes``. ``method`` is the weakest way in which a
-    key was read, ``keys`` the keys of the closure's objects.
+    key was read, ``keys`` the keys of the closure's objects, ``store`` the id in the header of the store. ``read`` says
+    for each key of the closure, sorted, whether it was read; None: all were.
     """
 
     root: Digest
@@ -49,6 +51,8 @@ class VerifyReport:
     ancestors: tuple[Ancestor, ...]
     keys: tuple[str, ...]
     findings: tuple[Finding, ...]
+    store: str | None = None
+    read: tuple[bool, ...] | None = None
 
     @property
     def ok(self) -> bool:
@@ -60,9 +64,11 @@ class VerifyReport:
         """0, or the exit code of the worst finding."""
         return exit_code(self.findings)
 
-    def receipt(self, where: str) -> Receipt:
-        """The receipt of this verification of the store at ``where``; only one that found nothing wrong deserves
-        one."""
+    def receipt(self, where: str, *, max_age_seconds: int = 0) -> Receipt:
+        """The receipt of this verification of the store at ``where``; only one that found nothing wrong deserves one.
+
+        ``max_age_seconds`` is the age of the oldest readback that stands for what was skipped.
+        """
         return Receipt(
             operation="verify" if self.method.reaches_medium else "read",
             subject=self.root,
@@ -73,6 +79,7 @@ class VerifyReport:
             method=self.method.value,
             time=now(),
             where=where,
+            details=readback_details(self.store, max_age_seconds=max_age_seconds, read=self.read),
         )
 
 
@@ -104,7 +111,7 @@ def verify(
     total = sum(need.length for _, need in wanted)
     read = sum(closure.documents.values())
     done = 0
-    for need, findings, size in in_threads(lambda item: check_object(objects, *item), wanted):
+    for need, findings, size in in_threads(lambda item: check_object(objects, *item), wanted, objects.threads):
         found.extend(findings)
         read += size
         done += need.length
@@ -128,7 +135,16 @@ def verify(
         method=objects.method,
         ancestors=ancestors,
         findings=tuple(found),
+        store=store_id(backend),
+        read=_read(closure, skip),
     )
+
+
+def _read(closure: Closure, skip: Collection[str]) -> tuple[bool, ...] | None:
+    """For each key, sorted, whether it was read; None if all were."""
+    if closure.objects.keys().isdisjoint(skip):
+        return None
+    return tuple(key not in skip or key in closure.documents for key in sorted((*closure.documents, *closure.objects)))
 
 
 def check_object(objects: Objects, key: str, need: Need) -> tuple[Need, list[Finding], int]:

@@ -22,6 +22,11 @@ from ckptstore.threads import in_threads
 class Sink(Protocol):
     """Where objects and documents go: a store, or only a hash."""
 
+    @property
+    def threads(self) -> int | None:
+        """Objects at a time that are worth giving it, None for one by processor."""
+        ...
+
     def put_object(self, data: Buffer, /) -> Digest:
         """Take an object; returns its digest."""
         ...
@@ -145,7 +150,7 @@ def _hashed(sources: list[TensorBytes], sink: Sink) -> Iterator[_Piece]:
             return _Piece(source, last, short=data)
         return _Piece(source, last, digest=sink.put_object(data))
 
-    return in_threads(store, pieces())
+    return in_threads(store, pieces(), sink.threads)
 
 
 class _PackWriter:

@@ -47,9 +47,10 @@ class Session:
         if not self.json:
             output.note(text)
 
-    def tell(self, error: CkptStoreError) -> int:
-        """The one line about an error after which the command goes on; returns its exit code."""
-        told = {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+    def tell(self, error: CkptStoreError, during: str = "") -> int:
+        """The one line about an error ``during`` something, after which the command goes on; returns its exit code."""
+        what = f"{during}: {error.what}" if during else error.what
+        told = {"error": error.code, "what": what, "why": error.why, "hint": error.hint}
         return output.error(told, error.exit_code, as_json=self.json)
 
     def scope(self, store: ckptstore.Store, root: ckptstore.Digest, shards: Collection[int]) -> tuple[int, ...] | None:

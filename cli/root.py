@@ -20,12 +20,16 @@ COMMANDS = {
     "diff": ("diff", "Compare two checkpoints, in numbers."),
     "push": ("push", "Copy a checkpoint to another store."),
     "pull": ("pull", "Fetch a checkpoint from another store."),
+    "plan": ("plan", "Say what a push or pull would do and cost."),
+    "remote": ("remote", "Let the store know others by name."),
+    "durability": ("durability", "Show where copies are, and when each was last read back."),
     "restore": ("restore", "Write a checkpoint as an ordinary directory."),
     "export": ("export", "Write weights as one safetensors file."),
     "import": ("import_", "Make a checkpoint of a safetensors file."),
     "ref": ("ref", "List, show and move refs."),
     "evidence": ("evidence", "Pack evidence, and verify it without a store."),
     "catalogue": ("catalogue", "Rebuild the local index."),
+    "endpoint": ("endpoint", "Show what a bucket's endpoint honours."),
     "completion": ("completion", "Print the completion script for a shell."),
 }
 """Module and short description by command, in the order of the help page."""

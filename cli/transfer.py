@@ -1,10 +1,10 @@
-"""What push and pull have in common."""
+"""What push and pull have in common, and what a plan of them prints as they do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckptstore import Digest, Store, Transfer
+from ckptstore import Digest, Store, Traffic, Transfer
 from ckptstore.errors import UsageError
 from ckptstore.format.keys import is_ref_name
 
@@ -33,15 +33,11 @@ def transfer(
     ref: str | None,
 ) -> None:
     """Do it, and print the figures."""
+    before = {"source": source.traffic, "target": target.traffic}
     with progress(f"{verb} {root.short}", quiet=session.json) as bar:
         done = move(source, target, root, shards=shards, ref=ref, progress=bar)
+    taken = {"source": _since(source.traffic, before["source"]), "target": _since(target.traffic, before["target"])}
     receipt = done.receipt
-    figures = {
-        "sent_keys": done.sent_keys,
-        "sent_bytes": done.sent_bytes,
-        "present_keys": done.present_keys,
-        "repaired_keys": done.repaired_keys,
-    }
     if session.json:
         output.record(
             {
@@ -51,15 +47,55 @@ def transfer(
                 "target": target.url,
                 "shards": None if shards is None else list(shards),
                 "ref": ref,
-                **figures,
+                "sent_keys": done.sent_keys,
+                "sent_bytes": done.sent_bytes,
+                "present_keys": done.present_keys,
+                "present_bytes": done.present_bytes,
+                "accepted_keys": done.accepted_keys,
+                "accepted_bytes": done.accepted_bytes,
+                "repaired_keys": done.repaired_keys,
+                "traffic": {side: traffic_record(traffic) for side, traffic in taken.items()},
+                "notes": list(done.notes),
                 "receipt": describe.receipt(receipt),
             }
         )
         return
+    accepted = f"{done.accepted_keys:,} accepted unread; " if done.accepted_keys else ""
     output.line(
-        f"{verb} {root} to {target.url}: sent {output.count(figures['sent_keys'], 'key')}, {figures['sent_bytes']:,} "
-        f"bytes; {figures['present_keys']:,} present; {figures['repaired_keys']:,} repaired; "
+        f"{verb} {root} to {target.url}: sent {output.count(done.sent_keys, 'key')}, {done.sent_bytes:,} bytes; "
+        f"{done.present_keys:,} present, {done.present_bytes:,} bytes; {accepted}{done.repaired_keys:,} repaired; "
         f"{receipt.bytes_read:,} bytes read back ({receipt.method})"
     )
+    print_traffic(source.url, taken["source"])
+    print_traffic(target.url, taken["target"])
+    for note in done.notes:
+        session.note(note)
     if ref is not None:
         output.line(f"ref {ref} at {target.url} names {root}")
+
+
+def traffic_record(traffic: Traffic | None) -> dict[str, object] | None:
+    """Traffic by its fields; None where there is no endpoint."""
+    if traffic is None:
+        return None
+    return {
+        "requests": dict(traffic.requests),
+        "total_requests": traffic.total,
+        "sent_bytes": traffic.sent_bytes,
+        "received_bytes": traffic.received_bytes,
+    }
+
+
+def print_traffic(url: str, traffic: Traffic | None) -> None:
+    """Traffic in one line; nothing where there is no endpoint."""
+    if traffic is None:
+        return
+    by_operation = ", ".join(f"{name} {count:,}" for name, count in traffic.requests.items())
+    output.line(
+        f"{output.count(traffic.total, 'request')} at {url} ({by_operation}): "
+        f"{traffic.sent_bytes:,} bytes sent, {traffic.received_bytes:,} received"
+    )
+
+
+def _since(now: Traffic | None, before: Traffic | None) -> Traffic | None:
+    return now if now is None or before is None else now.since(before)

@@ -26,6 +26,10 @@ OWNERS: dict[str, tuple[str, ...]] = {
     # The worker seeds all the generators that a checkpoint holds.
     "numpy": ("ckptstore.diff.numeric", *LIVE, "trainer.workers.session"),
     "sqlalchemy": ("ckptstore.catalogue",),
+    "boto3": ("ckptstore.backends.s3", "trainer.lifecycle.s3client"),
+    "botocore": ("ckptstore.backends.s3", "trainer.lifecycle.s3client"),
+    "tenacity": ("ckptstore.backends.s3",),
+    "urllib3": ("ckptstore.backends.s3",),
     "click": ("cli",),
     "rich": ("cli",),
 }

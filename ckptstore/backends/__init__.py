@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from ckptstore.backends.protocol import PruneBackend
 from ckptstore.errors import UsageError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SUPPORTED = "supported are a directory's path, file:///path and memory:name"
+_SUPPORTED = "supported are a directory's path, file:///path, s3://bucket/prefix and memory:name"
 
 
 def open_backend(url: str | os.PathLike[str], *, create: bool = False) -> PruneBackend:
-    """The backend that ``url`` names: a directory's path, ``file:///path`` or ``memory:name``.
+    """The backend that ``url`` names: a directory's path, ``file:///path``, ``s3://bucket/prefix`` or ``memory:name``.
 
-    A directory, or a name in this process's memory, that is missing is made if ``create`` is true.
+    A directory, or a name in this process's memory, that is missing is made if ``create`` is true; a bucket is not, and
+    is not asked for anything yet.
 
     Raises:
-        UsageError: ``url`` is of another kind.
+        UsageError: ``url`` is of another kind, or what it needs is not installed.
         NotFoundError: there is none, and ``create`` is false.
         BackendError: the directory cannot be made.
     """
@@ -29,10 +31,42 @@ def open_backend(url: str | os.PathLike[str], *, create: bool = False) -> PruneB
 
         return named(text.removeprefix("memory:"), create=create)
 
+    if text.startswith("s3://"):
+        return _bucket(text)
+
     from ckptstore.backends.directory import DirectoryBackend
 
     path = _path_of(text)
     return DirectoryBackend.create_root(path) if create else DirectoryBackend(path)
+
+
+def normalized(url: str | os.PathLike[str]) -> str:
+    """The URL by which the backend that ``url`` names will call itself. Nothing is opened, and nothing asked.
+
+    Raises:
+        UsageError: ``url`` names none, or holds a credential, which is not repeated.
+        RefusedError: a storage class that cannot be read back.
+    """
+    text = os.fspath(url)
+    if text.startswith("memory:"):
+        return text
+    if text.startswith("s3://"):
+        from ckptstore.backends.s3.address import S3Address
+
+        return S3Address.parse(text).url
+    return Path(os.path.abspath(_path_of(text))).as_uri()
+
+
+def _bucket(url: str) -> PruneBackend:
+    from ckptstore.backends.s3.address import S3Address
+
+    address = S3Address.parse(url)
+    try:
+        from ckptstore.backends.s3.backend import S3Backend
+    except ModuleNotFoundError as error:
+        why = f"{error.name} is not installed, which stores in buckets need"
+        raise UsageError("store s3://…", why, "pip install 'ckptstore[s3]'") from None
+    return S3Backend(address)
 
 
 def _path_of(text: str) -> str:
@@ -40,7 +74,12 @@ def _path_of(text: str) -> str:
         raise UsageError(f"store {text!r}", "not the name of a store", _SUPPORTED)
     if not _SCHEME.match(text):
         return text
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise UsageError("store", "not a URL", _SUPPORTED) from None
+    if "@" in parts.netloc:
+        raise UsageError(f"store {parts.scheme}://…", "a user or a password stands in the URL", _SUPPORTED)
     if parts.scheme != "file":
         raise UsageError(f"store {parts.scheme}://", "no backend for this kind of URL", _SUPPORTED)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from threading import Lock
 
-from ckptstore.backends.protocol import Buffer, PruneBackend, ReadbackMethod, Stat
+from ckptstore.backends.protocol import Buffer, PruneBackend, ReadbackMethod, Stat, Traits
 
-OPERATIONS = ("get", "readback", "stat", "list", "create", "replace", "delete")
+OPERATIONS = ("get", "readback", "stat", "present", "list", "create", "replace", "delete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class CountingBackend:
     def url(self) -> str:
         """The URL of what is counted."""
         return self._inner.url
+
+    @property
+    def traits(self) -> Traits:
+        """The traits of what is counted."""
+        return self._inner.traits
 
     def total(self, *operations: str, prefix: str = "") -> Tally:
         """Sum over the ``operations`` (default: all) on keys that start with ``prefix``."""
@@ -72,6 +77,12 @@ class CountingBackend:
         """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
         self._count("stat", key, calls=1)
         return self._inner.stat(key)
+
+    def present(self, keys: Collection[str]) -> set[str]:
+        """See :class:`~ckptstore.backends.protocol.ReadBackend`. Counted as one call for each key."""
+        for key in keys:
+            self._count("present", key, calls=1)
+        return self._inner.present(keys)
 
     def list(self, prefix: str) -> Iterator[Stat]:
         """See :class:`~ckptstore.backends.protocol.ReadBackend`."""

@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import stat as modes
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -20,7 +20,7 @@ from typing import Self
 from ckptstore.backends.durable import NO_HARD_LINKS, make_folders, read_range, storage_errors, sync
 from ckptstore.backends.folders import Folders
 from ckptstore.backends.medium import read_from_medium
-from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, check_key, check_prefix
+from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, Traits, check_key, check_prefix
 from ckptstore.backends.temporaries import TEMPORARIES, remove_stale, temporary
 from ckptstore.backends.window import window
 from ckptstore.errors import BackendError, CorruptError, NotFoundError, ReadOnlyError, RefusedError, UsageError
@@ -73,6 +73,11 @@ class DirectoryBackend:
         return self._path
 
     @property
+    def traits(self) -> Traits:
+        """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
+        return Traits(threads=min(4, os.cpu_count() or 1))
+
+    @property
     def url(self) -> str:
         """The directory as a ``file://`` URL."""
         return self._path.as_uri()
@@ -96,6 +101,10 @@ class DirectoryBackend:
                     return self._present(folder, key)
             except FileNotFoundError:
                 return None
+
+    def present(self, keys: Collection[str]) -> set[str]:
+        """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
+        return {key for key in keys if self.stat(key) is not None}
 
     def list(self, prefix: str) -> Iterator[Stat]:
         """See :class:`~ckptstore.backends.protocol.ReadBackend`.

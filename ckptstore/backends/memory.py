@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from threading import Lock
 
-from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, check_key, check_prefix
+from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, Traits, check_key, check_prefix
 from ckptstore.backends.window import window
 from ckptstore.errors import NotFoundError, UsageError
 
@@ -28,6 +28,11 @@ class MemoryBackend:
     def url(self) -> str:
         """``memory:<name>``."""
         return f"memory:{self._name}"
+
+    @property
+    def traits(self) -> Traits:
+        """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
+        return Traits()
 
     @property
     def quarantined(self) -> tuple[tuple[str, bytes], ...]:
@@ -51,6 +56,10 @@ class MemoryBackend:
         with self._lock:
             data = self._stored.get(key)
         return None if data is None else Stat(key, len(data))
+
+    def present(self, keys: Collection[str]) -> set[str]:
+        """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
+        return {key for key in keys if self.stat(key) is not None}
 
     def list(self, prefix: str) -> Iterator[Stat]:
         """See :class:`~ckptstore.backends.protocol.ReadBackend`. Lists what is there at the call."""

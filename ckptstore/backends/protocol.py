@@ -11,7 +11,7 @@ refuses any other with :class:`~ckptstore.errors.UsageError`, on the way in.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -30,6 +30,19 @@ class Stat:
 
     key: str
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What callers have to know of a backend to use it well.
+
+    ``threads``: calls at a time that are worth making. ``network``: bytes pass a network, which can change them, so a
+    mismatch is read again before stored bytes are called wrong; and what lies at the other end was read back before a
+    ref names it.
+    """
+
+    threads: int = 4
+    network: bool = False
 
 
 class ReadbackMethod(Enum):
@@ -56,6 +69,11 @@ class ReadBackend(Protocol):
         """Where this is, without credentials; for messages and receipts."""
         ...
 
+    @property
+    def traits(self) -> Traits:
+        """How to use it well."""
+        ...
+
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes ``[offset, offset + length)`` of ``key``, fewer if it ends before. NotFoundError if absent."""
         ...
@@ -67,6 +85,10 @@ class ReadBackend(Protocol):
 
     def stat(self, key: str) -> Stat | None:
         """Size of ``key``, or None if absent. A hint, never proof of content."""
+        ...
+
+    def present(self, keys: Collection[str]) -> set[str]:
+        """Those of ``keys`` that may be there; what is left out was absent a moment ago. A hint, in few round trips."""
         ...
 
     def list(self, prefix: str) -> Iterator[Stat]:

@@ -1,7 +1,8 @@
-"""The catalogue: an index of a directory store in SQLite, for queries; never consulted for correctness."""
+"""The catalogue: an index of a store in SQLite or PostgreSQL, for queries; never consulted for correctness."""
 
 from __future__ import annotations
 
-from ckptstore.catalogue.index import Catalogue, CatalogueError, Staleness
+from ckptstore.catalogue.errors import CatalogueError
+from ckptstore.catalogue.index import Catalogue, Staleness
 
 __all__ = ["Catalogue", "CatalogueError", "Staleness"]

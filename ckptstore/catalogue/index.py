@@ -1,4 +1,4 @@
-"""The catalogue: a SQLite copy of what a directory store says, for queries.
+"""The catalogue: a copy in a database of what a store says, for queries.
 
 The store is the truth and the catalogue is an index: nothing is ever decided by it, its failure never fails anything
 else, and it can be deleted or rebuilt at any time. Its rows follow from the store's content alone (no times of its own,
@@ -8,31 +8,21 @@ no numbering), so a rebuilt one has the same rows as one that was kept up to dat
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Self
 
-from sqlalchemy import (
-    Connection,
-    create_engine,
-    delete,
-    event,
-    except_,
-    insert,
-    select,
-    union,
-)
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection, delete, except_, select, union
 
 from ckptstore.backends.protocol import ReadBackend
-from ckptstore.catalogue import sqlitefile, tables
+from ckptstore.catalogue import storage, tables
+from ckptstore.catalogue.address import storage_of
+from ckptstore.catalogue.errors import AGAIN, REBUILD, CatalogueError
 from ckptstore.catalogue.inventory import Row, document_rows, receipt_row, receipt_rows, ref_rows
+from ckptstore.catalogue.storage import Session, Storage
 from ckptstore.errors import CkptStoreError
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import STORE_KEY, document_key, receipt_key, ref_key
@@ -40,21 +30,8 @@ from ckptstore.format.records import RECORD_LIMIT, Receipt
 from ckptstore.format.records import Store as StoreHeader
 from ckptstore.objects import Objects
 
-T = TypeVar("T")
-
-NAME = "catalogue.sqlite"
-_APPLICATION = 0x636B7074  # "ckpt", in the file's header: no other program's database is taken for a catalogue
-_VERSION = 1
-
-_REBUILD = "run ckpt catalogue rebuild; the store itself is not affected"
-_AGAIN = "try again when the other process is done; the store itself is not affected"
-
-
-class CatalogueError(CkptStoreError):
-    """The catalogue cannot be used. The store can."""
-
-    code: ClassVar[str] = "catalogue"
-
+_BATCH = 10_000  # rows a statement
+_FEW = 8  # documents that are asked for one by one
 
 _gate = threading.RLock()
 
@@ -83,30 +60,38 @@ class Staleness:
 
 
 class Catalogue:
-    """The catalogue of one directory store; use it as a context manager, from one thread at a time.
+    """The catalogue of one store; use it as a context manager, from one thread at a time.
 
     It is opened when it is first needed, and made if there is none. A process has one connection at a time: threads
     wait for each other, and nothing open is to be carried over a fork.
     """
 
-    def __init__(self, backend: ReadBackend, path: Path, *, scratch: bool = False) -> None:
-        """See :meth:`of`. ``scratch``: a file that nobody else knows and that is not missed after a crash."""
-        self.path = path
+    def __init__(self, backend: ReadBackend, storage: Storage) -> None:
+        """See :meth:`of`."""
         self._backend = backend
-        self._scratch = scratch
-        self._connection: Connection | None = None
+        self._storage = storage
+        self._session: Session | None = None
         self._resources = ExitStack()
         self._process = 0
-        self._begin = "DEFERRED"
 
     @staticmethod
-    def of(backend: ReadBackend) -> Catalogue:
-        """The catalogue of the store in ``backend``. CatalogueError if that is no directory: then the store keeps
-        none."""
-        path = getattr(backend, "path", None)
-        if not isinstance(path, Path):
-            raise CatalogueError(f"catalogue of {backend.url}", "only a store in a directory keeps one")
-        return Catalogue(backend, path / NAME)
+    def of(backend: ReadBackend, url: str | None = None) -> Catalogue:
+        """The catalogue of the store in ``backend``, which is not opened yet.
+
+        Args:
+            backend: where the store is.
+            url: an SQLAlchemy URL of a PostgreSQL database, which holds the catalogues of any number of stores, or of
+                an SQLite file, which holds one. Without it, ``catalogue.sqlite`` in the store's directory.
+
+        Raises:
+            CatalogueError: ``url`` names none, or there is no URL and the store is in no directory.
+        """
+        return Catalogue(backend, storage_of(backend, url))
+
+    @property
+    def name(self) -> str:
+        """What it is, without any password."""
+        return self._storage.name
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +103,7 @@ class Catalogue:
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        self._connection = None
+        self._session = None
         with self._translated():
             self._resources.close()
 
@@ -163,9 +148,9 @@ class Catalogue:
                 self._add((row for key in new for row in rows(backend, key)), unreadable)
             tried: set[str] = set()
             while wanted := sorted(self._wanted() - tried):
-                for digest in wanted:
-                    self._add(document_rows(objects, Digest.parse(digest)), unreadable)
                 tried.update(wanted)
+                for digest in self._there(wanted):
+                    self._add(document_rows(objects, digest), unreadable)
             self._note_unreadable(unreadable)
 
     def stale(self) -> Staleness:
@@ -195,19 +180,19 @@ class Catalogue:
     def rebuild(self) -> dict[str, int]:
         """Make the catalogue anew from the store, whatever is there now; returns the number of rows by table.
 
-        The new file takes the old one's place in one step. Processes that use the old one are waited for.
+        The new one takes the old one's place in one step. Processes that use the old one are waited for.
         """
         self.close()
-        new = self.path.with_name(f"{NAME}.new")
-        with self._translated(), sqlitefile.alone(self.path):
-            sqlitefile.remove(new)
-            with Catalogue(self._backend, new, scratch=True) as catalogue:
-                catalogue.update()
-                with sqlitefile.unused(self.path):
-                    catalogue.update()  # what came while it was made
-                    counts = {name: len(rows) for name, rows in catalogue.rows().items()}
-                    catalogue.close()
-                    sqlitefile.replace(self.path, new)
+        with (
+            self._translated(),
+            self._storage.replacement(self._owner()) as new,
+            Catalogue(self._backend, new.storage) as catalogue,
+        ):
+            catalogue.update()
+            with new.taking_the_place():
+                catalogue.update()  # what came while it was made
+                counts = {name: len(rows) for name, rows in catalogue.rows().items()}
+                catalogue.close()
         return counts
 
     # -- rows -------------------------------------------------------------------------------------------------------
@@ -226,6 +211,14 @@ class Catalogue:
         with self._reading() as connection:
             return {digest for digest in connection.scalars(wanted) if digest is not None}
 
+    def _there(self, wanted: Iterable[str]) -> list[Digest]:
+        """Those that may be in the store. Each that is asked for in vain is a request: a partial store lacks many."""
+        digests = [Digest.parse(digest) for digest in wanted]
+        if not self._backend.traits.network or len(digests) <= _FEW:
+            return digests
+        present = self._backend.present([document_key(digest) for digest in digests])
+        return [digest for digest in digests if document_key(digest) in present]
+
     def _add(self, rows: Iterable[Row], unreadable: dict[str, str] | None = None) -> None:
         """Add rows that are not there yet, all in one transaction; those of ``unreadable`` are only collected."""
         batches: dict[str, list[dict[str, int | str | None]]] = {}
@@ -236,11 +229,16 @@ class Catalogue:
                 unreadable[str(values["key"])] = str(values["why"])
 
         def work(connection: Connection) -> None:
-            for name, batch in batches.items():
-                connection.execute(insert(tables.metadata.tables[name]).prefix_with("OR IGNORE"), batch)
+            # In the same order by all, who then wait for each other and do not deadlock.
+            for name in sorted(batches):
+                table = tables.metadata.tables[name]
+                key = [column.name for column in table.primary_key]
+                ordered = sorted(batches[name], key=lambda row: [row[column] for column in key])
+                for start in range(0, len(ordered), _BATCH):
+                    self._opened().add(connection, table, ordered[start : start + _BATCH])
 
         if batches:
-            self._write(work)
+            self._opened().write(work)
 
     def _note_unreadable(self, found: dict[str, str]) -> None:
         with self._reading() as connection:
@@ -249,116 +247,59 @@ class Catalogue:
         def work(connection: Connection) -> None:
             connection.execute(delete(tables.unreadable))
             if found:
-                connection.execute(insert(tables.unreadable), [{"key": k, "why": why} for k, why in found.items()])
+                rows = [{"key": key, "why": why} for key, why in sorted(found.items())]
+                self._opened().add(connection, tables.unreadable, rows)
 
         if found != before:
-            self._write(work)
+            self._opened().write(work)
 
-    # -- transactions -------------------------------------------------------------------------------------------------
+    # -- opening ------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        """One transaction that sees one state of all tables."""
-        connection = self._opened()
-        self._begin = "DEFERRED"
-        with connection.begin():
-            yield connection
+    def _reading(self) -> AbstractContextManager[Connection]:
+        return self._opened().reading()
 
-    def _write(self, work: Callable[[Connection], T]) -> T:
-        """Do ``work`` in one transaction, and the whole of it again if another process was in the way.
-
-        It is a writer's from its first statement. One that begins by reading and writes later fails at once if
-        somebody else wrote in between, whatever time-out is set.
-        """
-        connection = self._opened()
-
-        def attempt() -> T:
-            self._begin = "IMMEDIATE"
-            with connection.begin():
-                return work(connection)
-
-        return sqlitefile.patiently(attempt)
-
-    def _opened(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._open()
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session = self._open()
         elif self._process != os.getpid():
-            raise CatalogueError(f"catalogue {self.path}", "it was opened before a fork", "open it in this process")
-        return self._connection
+            raise CatalogueError(f"catalogue {self.name}", "it was opened before a fork", "open it in this process")
+        return self._session
 
-    def _open(self) -> Connection:
+    def _open(self) -> Session:
+        owner = self._owner()
         with ExitStack() as stack:
             gate = _gate
-            if not gate.acquire(timeout=sqlitefile.WAIT_SECONDS):
-                raise CatalogueError(f"catalogue {self.path}", "another thread of this process uses it", _AGAIN)
+            if not gate.acquire(timeout=storage.WAIT_SECONDS):
+                raise CatalogueError(f"catalogue {self.name}", "another thread of this process uses it", AGAIN)
             stack.callback(gate.release)
-            if not self._scratch:
-                stack.enter_context(sqlitefile.in_use(self.path))
-            engine = create_engine("sqlite://", creator=lambda: sqlitefile.connect(self.path), poolclass=NullPool)
-            event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(f"BEGIN {self._begin}"))
-            connection = engine.connect()
-            stack.callback(connection.close)
+            session = stack.enter_context(self._storage.session(owner))
+            with session.reading() as connection:
+                found = connection.scalar(select(tables.store.c.id))
+            if found != owner:
+                raise CatalogueError(f"catalogue {self.name}", f"it is of another store ({found!r:.60})", REBUILD)
             self._process = os.getpid()
-            self._connection = connection  # for the transactions of preparing it
-            try:
-                sqlitefile.patiently(lambda: self._prepare(connection))
-            finally:
-                self._connection = None
             self._resources = stack.pop_all()
-        return connection
+        return session
 
-    def _prepare(self, connection: Connection) -> None:
-        """Check that the file is a catalogue of this store and version; make its tables if it is new."""
-        what = f"catalogue {self.path}"
-        header = StoreHeader.parse(self._backend.get(STORE_KEY, 0, RECORD_LIMIT + 1))
-        writable = sqlitefile.is_writable(self.path)
-        with self._reading():
-            application, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
-            used = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one()
-        new = (application, version, used) == (0, 0, 0) and writable
-        if not new and application != _APPLICATION:
-            raise CatalogueError(what, "it is no catalogue of this program", _REBUILD)
-        if not new and version != _VERSION:
-            why = f"it is of version {version}; this release has version {_VERSION}"
-            raise CatalogueError(what, why, _REBUILD)
-        if writable:
-            # Not by way of the engine, which would begin a transaction, in which no journal can be changed.
-            raw = connection.connection.driver_connection
-            assert isinstance(raw, sqlite3.Connection)
-            sqlitefile.set_journal(raw, self.path, scratch=self._scratch)
-        if new:
-            self._write(lambda connection: _create(connection, header.id))
-        with self._reading():
-            owner = connection.scalar(select(tables.store.c.id))
-        if owner != header.id:
-            raise CatalogueError(what, f"it is of another store ({owner!r:.60})", _REBUILD)
+    def _owner(self) -> str:
+        """The store's id."""
+        return StoreHeader.parse(self._backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)).id
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Every error of what is below as a CatalogueError."""
-        what = f"catalogue {self.path}"
+        what = f"catalogue {self.name}"
         try:
             yield
         except CatalogueError:
             raise
-        except (SQLAlchemyError, sqlite3.Error) as error:
-            hint = _AGAIN if sqlitefile.is_busy(error) else _REBUILD
-            raise CatalogueError(what, str(getattr(error, "orig", error)), hint) from error
         except CkptStoreError as error:
             raise CatalogueError(what, f"{error.what}: {error.why}", error.hint or "see ckpt verify") from error
-        except (OSError, ValueError) as error:
-            raise CatalogueError(what, str(error), _REBUILD) from error
-
-
-def _create(connection: Connection, store: str) -> None:
-    """Make the tables, unless another process has just done so."""
-    if _pragma(connection, "application_id") == _APPLICATION:
-        return
-    tables.metadata.create_all(connection, checkfirst=False)
-    connection.execute(insert(tables.store), {"id": store})
-    connection.exec_driver_sql(f"PRAGMA application_id={_APPLICATION}")
-    connection.exec_driver_sql(f"PRAGMA user_version={_VERSION}")
-
-
-def _pragma(connection: Connection, name: str) -> Any:
-    return connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+        except Exception as error:
+            explained = self._storage.explain(error)
+            if explained is not None:
+                # Not chained to what it came from, which may show what it was connected with.
+                raise CatalogueError(what, *explained) from None
+            if isinstance(error, (OSError, ValueError)):
+                raise CatalogueError(what, str(error), REBUILD) from error
+            raise

@@ -201,13 +201,14 @@ def _shard_rows(objects: Objects, digest: str, shard: Shard) -> Iterator[Row]:
 
 def _page_rows(page: str, entries: Sequence[Entry]) -> Iterator[Row]:
     yield "pages", {"digest": page, "entries": len(entries)}
-    for entry in entries:
+    for position, entry in enumerate(entries):
         if not isinstance(entry, TensorEntry):
             continue
         yield (
             "tensors",
             {
                 "page": page,
+                "position": position,
                 "path": entry.path,
                 "role": encode(list(entry.role)).decode(),
                 "dtype": entry.dtype,

@@ -1,4 +1,4 @@
-"""A SQLite file: opened, locked and replaced so that no other process, no crash and no file system spoils it."""
+"""An SQLite file: opened, locked and replaced so that no other process, no crash and no file system spoils it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,126 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
+
+from sqlalchemy import Connection, Table, create_engine, event
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from ckptstore.backends.durable import sync_folder
 from ckptstore.backends.libc import filesystem_type
+from ckptstore.catalogue import storage, tables
+from ckptstore.catalogue.errors import AGAIN, REBUILD
+from ckptstore.catalogue.storage import Values
 from ckptstore.errors import ConflictError, NotFoundError, ReadOnlyError, RefusedError
 
-T = TypeVar("T")
-
-WAIT_SECONDS = 10.0
-"""How long to wait for other processes."""
-
-_POLL_SECONDS = 0.01
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 # A write-ahead log needs memory that all processes share and locks that hold, which no network file system promises.
 # Only where both are known to be there is it used: ext, xfs, btrfs, f2fs, tmpfs, overlayfs, zfs, bcachefs.
 _SHARES_MEMORY = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xCA451A4E})
 
-_AGAIN = "try again when the other process is done"
+
+class SqliteFile:
+    """The file at ``path``, of one store; a :class:`~ckptstore.catalogue.storage.Storage`."""
+
+    def __init__(self, path: Path, *, scratch: bool = False) -> None:
+        """``scratch``: nobody else knows of it, and it is not missed after a crash."""
+        self.path = path
+        self._scratch = scratch
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self.path)
+
+    @contextmanager
+    def session(self, store: str) -> Iterator[_Session]:
+        """See :meth:`Storage.session`. The file cannot be replaced for the time of the block."""
+        with _in_use(self.path) if not self._scratch else nullcontext():
+            engine = create_engine("sqlite://", creator=lambda: connect(self.path), poolclass=NullPool)
+            with engine.connect() as connection:
+                session = _Session(connection)
+                storage.patiently(lambda: self._prepare(session, store), _is_busy)
+                yield session
+
+    @contextmanager
+    def replacement(self, store: str) -> Iterator[_Replacement]:
+        """See :meth:`Storage.replacement`."""
+        new = self.path.with_name(f"{self.path.name}.new")
+        with _alone(self.path):
+            _remove(new)
+            yield _Replacement(self.path, SqliteFile(new, scratch=True))
+
+    def explain(self, error: Exception) -> tuple[str, str] | None:
+        """See :meth:`Storage.explain`."""
+        if isinstance(error, (SQLAlchemyError, sqlite3.Error)):
+            return str(getattr(error, "orig", error)), AGAIN if _is_busy(error) else REBUILD
+        return None
+
+    def _prepare(self, session: _Session, store: str) -> None:
+        """Check that the file is a catalogue of this version; make its tables if it is new."""
+        writable = is_writable(self.path)
+        with session.reading() as connection:
+            application, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
+            used = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one()
+        new = (application, version, used) == (0, 0, 0) and writable
+        if not new:
+            tables.check(self.name, application, version)
+        if writable:
+            session.set_journal(self.path, scratch=self._scratch)
+        if new:
+            session.write(lambda connection: _create(connection, store))
+
+
+class _Session:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._begin = "DEFERRED"
+        event.listen(connection, "begin", lambda begun: begun.exec_driver_sql(f"BEGIN {self._begin}"))
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        self._begin = "DEFERRED"
+        with self._connection.begin():
+            yield self._connection
+
+    def write(self, work: Callable[[Connection], object]) -> None:
+        """It is a writer's transaction from its first statement. One that begins by reading and writes later fails at
+        once if somebody else wrote in between, whatever time-out is set."""
+
+        def attempt() -> None:
+            self._begin = "IMMEDIATE"
+            with self._connection.begin():
+                work(self._connection)
+
+        storage.patiently(attempt, _is_busy)
+
+    def add(self, connection: Connection, table: Table, rows: Sequence[Values]) -> None:
+        connection.execute(insert(table).on_conflict_do_nothing(), rows)
+
+    def set_journal(self, path: Path, *, scratch: bool) -> None:
+        # Not by way of the engine, which would begin a transaction, in which no journal can be changed.
+        raw = self._connection.connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        set_journal(raw, path, scratch=scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    path: Path
+    storage: SqliteFile
+
+    @contextmanager
+    def taking_the_place(self) -> Iterator[None]:
+        with _unused(self.path):
+            yield
+            _replace(self.path, self.storage.path)
 
 
 def is_there(path: Path) -> bool:
@@ -63,7 +161,11 @@ def connect(path: Path) -> sqlite3.Connection:
         # Without a log nobody is writing: then it is read as it is, which needs no file beside it.
         options = "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
     return sqlite3.connect(
-        f"{path.as_uri()}?{options}", uri=True, timeout=WAIT_SECONDS, isolation_level=None, check_same_thread=False
+        f"{path.as_uri()}?{options}",
+        uri=True,
+        timeout=storage.WAIT_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
     )
 
 
@@ -90,26 +192,14 @@ def set_journal(connection: sqlite3.Connection, path: Path, *, scratch: bool) ->
     connection.execute(f"PRAGMA synchronous={synchronous}")
 
 
-def patiently(work: Callable[[], T]) -> T:
-    """What ``work`` returns, which is done again from its start while another process is in its way, for a while."""
-    end = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            return work()
-        except Exception as error:
-            if not is_busy(error) or time.monotonic() >= end:
-                raise
-            time.sleep(_POLL_SECONDS)
-
-
-def is_busy(error: Exception) -> bool:
+def _is_busy(error: Exception) -> bool:
     """Whether another connection was in the way; also of an error that wraps SQLite's as its ``orig``."""
     cause = getattr(error, "orig", error)
     return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
 @contextmanager
-def in_use(path: Path) -> Iterator[None]:
+def _in_use(path: Path) -> Iterator[None]:
     """Keep the file from being replaced for the time of the block. ConflictError if it is being replaced for long.
 
     Where no lock can be made nobody can replace the file either, and no lock is needed.
@@ -119,33 +209,33 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def _alone(path: Path) -> Iterator[None]:
     """Be the only process that replaces the file for the time of the block. ConflictError if another one is."""
     with _locked(_beside(path, ".rebuild.lock"), fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
-def unused(path: Path) -> Iterator[None]:
+def _unused(path: Path) -> Iterator[None]:
     """Wait until nobody uses the file, and keep everybody from it for the time of the block. ConflictError if somebody
     goes on using it."""
     with _locked(_beside(path, ".lock"), fcntl.LOCK_EX):
         yield
 
 
-def replace(path: Path, new: Path) -> None:
-    """Let the closed database ``new`` take the place of ``path``, durably; only while it is :func:`unused`.
+def _replace(path: Path, new: Path) -> None:
+    """Let the closed database ``new`` take the place of ``path``, durably; only while it is :func:`_unused`.
 
     After a crash there is the old one, none, or the new one, and never one with another's log.
     """
-    remove(path)
+    _remove(path)
     with open(new, "rb") as stream:
         os.fsync(stream.fileno())
     os.replace(new, path)
     sync_folder(path.parent)
 
 
-def remove(path: Path) -> None:
+def _remove(path: Path) -> None:
     """Remove a database with what lies beside it; first the file itself, without which the rest means nothing."""
     for suffix in ("", "-journal", "-wal", "-shm"):
         _beside(path, suffix).unlink(missing_ok=True)
@@ -171,15 +261,28 @@ def _locked(path: Path, mode: int) -> Iterator[None]:
             yield
             return
     try:
-        end = time.monotonic() + WAIT_SECONDS
+        end = time.monotonic() + storage.WAIT_SECONDS
         while True:
             try:
                 fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise ConflictError(f"lock {path}", "somebody else holds it", _AGAIN) from None
-                time.sleep(_POLL_SECONDS)
+                    raise ConflictError(f"lock {path}", "somebody else holds it", AGAIN) from None
+                time.sleep(storage.POLL_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+def _create(connection: Connection, store: str) -> None:
+    """Make the tables, unless another process has just done so."""
+    if _pragma(connection, "application_id") == tables.APPLICATION:
+        return
+    tables.create(connection, store)
+    connection.exec_driver_sql(f"PRAGMA application_id={tables.APPLICATION}")
+    connection.exec_driver_sql(f"PRAGMA user_version={tables.VERSION}")
+
+
+def _pragma(connection: Connection, name: str) -> Any:
+    return connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()

@@ -7,18 +7,24 @@ from typing import Any
 from sqlalchemy import (
     DDL,
     Column,
-    Integer,
+    Connection,
     MetaData,
     Table,
-    Text,
     column,
     event,
+    insert,
     select,
     table,
     union,
 )
 
+from ckptstore.catalogue.columns import INTEGER, TEXT
+from ckptstore.catalogue.errors import REBUILD, CatalogueError
 from ckptstore.catalogue.inventory import SHARD
+from ckptstore.endpoints import PROBE
+
+APPLICATION = 0x636B7074  # "ckpt": no other program's tables are taken for a catalogue
+VERSION = 2
 
 metadata = MetaData()
 
@@ -28,7 +34,7 @@ def _table(name: str, key: str, columns: str) -> Table:
     made: list[Column[Any]] = []
     for item in columns.split():
         label = item.rstrip("?").removesuffix(":int")
-        kind = Integer if ":int" in item else Text
+        kind = INTEGER if ":int" in item else TEXT
         made.append(Column(label, kind, primary_key=label in key.split(), nullable=item.endswith("?")))
     return Table(name, metadata, *made, sqlite_with_rowid=False)
 
@@ -46,14 +52,20 @@ checkpoint_shards = _table("checkpoint_shards", "root index", "root index:int sh
 shards = _table("shards", "digest", "digest index:int count:int entries:int optimizers")
 shard_pages = _table("shard_pages", "shard position", "shard position:int page")
 pages = _table("pages", "digest", "digest entries:int")
-tensors = _table("tensors", "page role path", "page role path dtype shape digest bytes:int")
+# By its position and not by its path, which may be longer than a key of an index can be.
+tensors = _table("tensors", "page position", "page position:int path role dtype shape digest bytes:int")
 preparations = _table("preparations", "digest", "digest plan inputs sources")
 trees = _table("trees", "digest", "digest files:int bytes:int")
 objects = _table("objects", "key size", "key size:int")
 object_uses = _table("object_uses", "holder key", "holder key")
 unreadable = _table("unreadable", "key", "key why")
 
-archives = table("archives", *map(column, ("tree", "receipt", "files", "bytes", "time", "location")))
+archives = table(
+    "archives",
+    *(column(name, TEXT) for name in ("tree", "receipt")),
+    *(column(name, INTEGER) for name in ("files", "bytes")),
+    *(column(name, TEXT) for name in ("time", "location")),
+)
 event.listen(
     metadata,
     "after_create",
@@ -66,7 +78,7 @@ event.listen(
 # Whatever a row names that has a document of its own, and what is described already.
 named = union(
     select(refs.c.root),
-    select(receipts.c.subject).where(receipts.c.operation != SHARD),
+    select(receipts.c.subject).where(receipts.c.operation.not_in((SHARD, PROBE))),
     *(select(checkpoints.c[name]) for name in ("parent", "run", "files")),
     select(checkpoint_shards.c.shard),
     *(select(preparations.c[name]) for name in ("plan", "inputs", "sources")),
@@ -74,3 +86,18 @@ named = union(
 described = union(
     select(checkpoints.c.root), select(shards.c.digest), select(trees.c.digest), select(preparations.c.digest)
 )
+
+
+def create(connection: Connection, owner: str) -> None:
+    """Make all tables, as those of the store with this id."""
+    metadata.create_all(connection, checkfirst=False)
+    connection.execute(insert(store), {"id": owner})
+
+
+def check(name: str, application: object, version: object) -> None:
+    """CatalogueError if tables that say this of themselves are not those of this program and release."""
+    if application != APPLICATION:
+        raise CatalogueError(f"catalogue {name}", "it is no catalogue of this program", REBUILD)
+    if version != VERSION:
+        why = f"it is of version {version}; this release has version {VERSION}"
+        raise CatalogueError(f"catalogue {name}", why, REBUILD)

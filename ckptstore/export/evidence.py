@@ -46,16 +46,18 @@ def gather_evidence(store: Store, roots: Sequence[Digest], *, file_limit: int = 
     members: dict[str, bytes] = {ROOTS: canonical.encode({"roots": [str(root) for root in roots]})}
     references: dict[str, Reference] = {}
     held: set[Digest] = set()
+    added: set[Digest] = set()
     for root in dict.fromkeys(roots):
         closure = store.closure(root, store.scope(root))
-        for key in closure.documents:
-            members[key] = _document(store, key)
-        for ancestor, _ in store.history(root):
-            members.setdefault(document_key(ancestor), _document(store, document_key(ancestor)))
+        for key in (*closure.documents, *(document_key(ancestor) for ancestor, _ in store.history(root))):
+            if key not in members:
+                members[key] = _document(store, key)
         for stat in store.backend.list(receipt_prefix(root)):
             members[stat.key] = store.backend.get(stat.key, 0, RECEIPT_LIMIT)
         for digest, tree in closure.trees.items():
-            held |= _add_files(store, digest, tree, file_limit, members)
+            if digest not in added:  # checkpoints of one run share its trees
+                held |= _add_files(store, digest, tree, file_limit, members)
+                added.add(digest)
         references.update(_references(closure))
     left = (references[key] for key in sorted(references) if references[key].digest not in held)
     return Gathered(members, tuple(left))

@@ -82,6 +82,11 @@ def retired_key(root: Digest) -> str:
     return f"retired/{root.hex}"
 
 
+def feature_key(name: str) -> str:
+    """Key that says that the store has this addition to the format."""
+    return f"features/{name}"
+
+
 def lease_key(nonce: str) -> str:
     """Key of a live writer's lease."""
     return f"leases/{nonce}"

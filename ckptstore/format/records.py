@@ -262,6 +262,25 @@ class Retired:
 
 
 @dataclass(frozen=True, slots=True)
+class Feature:
+    """An addition to the format that this store uses, and why."""
+
+    reason: str
+
+    def encode(self) -> bytes:
+        """Record bytes."""
+        return close_document("feature", {"reason": self.reason}, RECORD_LIMIT)
+
+    @staticmethod
+    def parse(data: bytes) -> Feature:
+        """The feature of record bytes."""
+        fields = open_document(data, "feature", RECORD_LIMIT)
+        feature = Feature(fields.text("reason"))
+        fields.end()
+        return feature
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A live writer: where it runs, which process (with its start, so that a reused pid is no proof of life), since
     when."""

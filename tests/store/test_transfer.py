@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import ckptstore
 from ckptstore import Digest
 from ckptstore.backends.counting import CountingBackend
-from ckptstore.errors import ConflictError, CorruptError, NotFoundError, UsageError
+from ckptstore.errors import ConflictError, CorruptError, NotFoundError, ReadOnlyError, UsageError
 from ckptstore.format.keys import document_key
 from ckptstore.store import Store
 from tests.support.faulty import FaultyBackend
+from tests.support.pairs import states
 from tests.support.training import commit_state
-
-
-def states(shift: float = 0.0) -> list[ckptstore.TrainingState]:
-    torch.manual_seed(0)
-    found = []
-    for name in ("first", "second"):
-        module = nn.ModuleDict({name: nn.Linear(300, 300), f"{name}_norm": nn.LayerNorm(300)})
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.add_(shift)
-        found.append(ckptstore.TrainingState(model=module))
-    return found
 
 
 @pytest.fixture
@@ -194,16 +182,30 @@ def test_a_ref_is_never_moved_sideways(store: Store, root: Digest, far: Store) -
     assert far.refs.head("main").generation == 1  # type: ignore[union-attr]
 
 
-def test_an_interrupted_push_is_continued(store: Store, root: Digest, far: Store) -> None:
-    from ckptstore.errors import BackendError
+class TestReceipts:
+    def test_a_push_leaves_its_receipt_at_both_ends(self, store: Store, root: Digest, far: Store) -> None:
+        done = ckptstore.push(store, far, root)
+        assert far.receipts(root) == [done.receipt]
+        assert done.receipt in store.receipts(root)
+        assert done.receipt.where == far.url
 
-    attempts = 0
-    while far.head("main") is None:
-        faulty = FaultyBackend(far.backend)
-        faulty.fail("create", BackendError("create", "gone"), nth=4)
-        try:
-            ckptstore.push(store, Store(faulty), root, ref="main")
-        except BackendError:
-            attempts += 1
-    assert attempts >= 3
-    assert far.verify("main").ok
+    def test_that_of_another_store_is_no_readback_of_this_one(self, store: Store, root: Digest, far: Store) -> None:
+        done = ckptstore.push(store, far, root)
+        assert far.readbacks(root) == [done.receipt]
+        assert store.readbacks(root) == []
+
+    def test_a_source_that_cannot_be_written_is_a_warning(
+        self, store: Store, root: Digest, far: Store, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        faulty = FaultyBackend(store.backend)
+        faulty.fail("create", ReadOnlyError("key", "read-only file system"))
+        with caplog.at_level(logging.WARNING, "ckptstore"):
+            done = ckptstore.push(Store(faulty), far, root, ref="main")
+        assert far.receipts(root) == [done.receipt]
+        assert far.head("main") == root
+        assert "read-only file system" in caplog.text
+
+    def test_a_pull_writes_nothing_at_its_source(self, store: Store, root: Digest, far: Store) -> None:
+        counting = CountingBackend(store.backend)
+        ckptstore.pull(Store(counting), far, root)
+        assert counting.total("create", "replace", "delete").calls == 0

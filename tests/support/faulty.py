@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
 
-from ckptstore.backends.protocol import Buffer, PruneBackend, ReadbackMethod, Stat
+from ckptstore.backends.protocol import Buffer, PruneBackend, ReadbackMethod, Stat, Traits
 
 Action = Callable[[str], object]
 """Called with the key (for ``list``: the prefix) that an operation is about."""
@@ -41,6 +41,10 @@ class FaultyBackend:
     @property
     def url(self) -> str:
         return self._inner.url
+
+    @property
+    def traits(self) -> Traits:
+        return self._inner.traits
 
     def before(self, operation: str, action: Action, *, nth: int | None = None, prefix: str = "") -> None:
         """Call ``action`` before the ``nth`` call (1: the next; None: each) of ``operation`` on keys with ``prefix``.
@@ -101,6 +105,10 @@ class FaultyBackend:
 
     def stat(self, key: str) -> Stat | None:
         return self._call("stat", key, lambda: self._inner.stat(key))
+
+    def present(self, keys: Collection[str]) -> set[str]:
+        """Asks for one key after the other, so that rules about ``stat`` hold."""
+        return {key for key in keys if self.stat(key) is not None}
 
     def list(self, prefix: str) -> Iterator[Stat]:
         return self._call("list", prefix, lambda: self._inner.list(prefix))

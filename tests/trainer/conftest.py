@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support import s3 as shared
 from trainer.compute import numerics
 from trainer.compute.batch import Batch, Microbatch
 from trainer.compute.config import Config, Recipe, partition
@@ -25,6 +26,17 @@ T = TypeVar("T")
 
 TINY = Config(vocab=96, hidden=64, intermediate=160, layers=4, heads=4, kv_heads=2)
 CLIPPING = Recipe(rate=1e-3, weight_decay=0.1, max_norm=0.5)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> shared.SharedServer:
+    """The S3 server that all tests of this process share; the environment leads there, with all rights."""
+    for name, value in shared.environment().items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    return shared.shared()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def small_profile() -> Profile:
 
 
 if __name__ == "__main__":
-    from trainer.__main__ import main
+    from trainer.commands import main
 
     planning.PROFILES = {"demo": small_profile()}
     sys.exit(main())

@@ -20,7 +20,7 @@ import pytest
 import ckptstore
 from ckptstore import Digest, Store, evidence
 from ckptstore.errors import BackendError, UsageError
-from trainer.__main__ import fresh_folder
+from trainer.commands import fresh_folder
 from trainer.lifecycle.expect import NotAsPlannedError
 from trainer.lifecycle.page import render
 from trainer.preparation.prepare import read_plan
@@ -314,7 +314,7 @@ def test_a_run_that_cannot_write_says_so_in_one_line_and_keeps_what_there_is(tmp
     """A limit on the size of files stands in for a full disk."""
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
-        "from trainer.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        "from trainer.commands import main; sys.exit(main(sys.argv[1:]))"
     )
     out = tmp_path / "run"
     done = subprocess.run(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,61 +15,11 @@ import ckptstore
 from ckptstore import Digest
 from ckptstore.errors import CorruptError
 from ckptstore.format.keys import object_key
+from tests.trainer.attack import Attack, worker_file
 from trainer.lifecycle.expect import NotAsPlannedError
-from trainer.workers import events
-from trainer.workers.events import Event
 from trainer.workers.group import GroupLostError
 
-ROOT = Path(__file__).resolve().parents[2]
-SMALL = Path(__file__).with_name("small.py")
-
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]
-
-
-class Attack:
-    """A small run in a folder, as its attacker sees it."""
-
-    def __init__(self, out: Path, *arguments: str) -> None:
-        self.out = out
-        self.controller = subprocess.Popen(
-            [sys.executable, str(SMALL), "lifecycle", "--out", str(out), "--compute", "float32", *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def when(self, path: str, name: str) -> Event:
-        """Wait until a file of events has one of that name."""
-        deadline = time.monotonic() + 200
-        while time.monotonic() < deadline and self.controller.poll() is None:
-            if (self.out / path).exists():
-                for event in events.read(self.out / path):
-                    if event.name == name:
-                        return event
-            time.sleep(0.01)
-        raise AssertionError(f"no {name} in {path}: {self.controller.communicate(timeout=1)}")
-
-    def workers(self) -> list[str]:
-        """Command lines of the run's workers that there are."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if f"worker --host {self.out}/" in text:
-                found.append(text)
-        return found
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, output and error output, once it has ended by itself."""
-        out, errors = self.controller.communicate(timeout=300)
-        return self.controller.returncode, out, errors
-
-
-def worker_file(host: int, generation: int, shard: int) -> str:
-    return f"hosts/host-{host}/events/generation-{generation}-shard-{shard}.jsonl"
 
 
 @pytest.mark.parametrize(

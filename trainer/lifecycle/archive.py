@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +62,14 @@ def store_archive(info: ArchiveInfo, store: Store) -> Stored:
     tree = store.put_tree(info.path.parent)
     (file,) = store.tree(tree).files
     whole, size, methods = hashlib.sha256(), 0, set()
-    for chunk, length in zip(file.chunks, file.lengths(), strict=True):
-        data, method = store.backend.readback(object_key(chunk), length)
-        whole.update(data)
-        size += len(data)
-        methods.add(method)
+    chunks = list(zip(file.chunks, file.lengths(), strict=True))
+    at_a_time = store.backend.traits.threads
+    with ThreadPoolExecutor(at_a_time) as pool:
+        for first in range(0, len(chunks), at_a_time):  # so many are in memory at a time
+            for data, method in pool.map(lambda one: _readback(store, *one), chunks[first : first + at_a_time]):
+                whole.update(data)
+                size += len(data)
+                methods.add(method)
     if (size, whole.hexdigest()) != (info.size, info.sha256):
         why = f"{size} bytes with SHA-256 {whole.hexdigest()}, expected {info.size} with {info.sha256}"
         raise CorruptError(f"archive read back from {store.url}", why, "check the store's disk, then store it again")
@@ -83,3 +88,7 @@ def store_archive(info: ArchiveInfo, store: Store) -> Stored:
         )
     )
     return Stored(tree, size, weakest.value)
+
+
+def _readback(store: Store, chunk: Digest, length: int) -> tuple[bytes, Enum]:
+    return store.backend.readback(object_key(chunk), length)

@@ -6,18 +6,20 @@ import json
 import shlex
 import shutil
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from trainer.errors import of_system
 from trainer.lifecycle import report as reporting
+from trainer.lifecycle.access import S3, Access, near, reach, server_folder, serving
 from trainer.lifecycle.archive import ARCHIVE, pack_run, store_archive
 from trainer.lifecycle.expect import NotAsPlannedError, unexpected
 from trainer.lifecycle.journal import Journal
 from trainer.lifecycle.page import render
 from trainer.lifecycle.phases import Lifecycle
 from trainer.lifecycle.record import Record, Settings
+from trainer.lifecycle.s3folder import CREDENTIALS
 
 
 def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
@@ -31,12 +33,15 @@ def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
     lifecycle = Lifecycle(settings, journal)
     try:
         journal.say(f"everything is below {settings.out}")
-        record = lifecycle.run()
-        if settings.sabotage:
-            raise unexpected("run with a flipped bit", "another root than the reference", "the same root")
-        with journal.phase("report", "writing the report and packing the evidence"):
-            report = _report(record, settings, journal, lifecycle)
-        _closing_words(report, settings, record, journal)
+        with ExitStack() as stack:
+            access = _reach(settings, journal, stack)
+            record = lifecycle.run(access)
+            if settings.sabotage:
+                raise unexpected("run with a flipped bit", "another root than the reference", "the same root")
+            with lifecycle.phase("report", "writing the report and packing the evidence"):
+                report = _report(record, settings, journal, lifecycle)
+            report = _write(reporting.with_requests(report, lifecycle.ledger.entries), settings)
+        _closing_words(report, settings, access, record, journal)
         return report
     except OSError as error:
         known = of_system(error, f"the run in {settings.out}")
@@ -49,12 +54,24 @@ def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
         journal.close()
 
 
+def _reach(settings: Settings, journal: Journal, stack: ExitStack) -> Access:
+    """Access to the operator's store, which ends with ``stack``."""
+    reached = reach(settings.operator, settings.out, _python())
+    if settings.operator != S3:
+        return stack.enter_context(reached)
+    with journal.phase("server", "starting an S3 server for the operator's store"):
+        return stack.enter_context(reached)
+
+
 def _record_failure(error: BaseException, settings: Settings, lifecycle: Lifecycle, journal: Journal) -> None:
     """Say why it failed in the run's folder too; where that cannot be done, nothing must hide ``error``."""
     failure = {"type": type(error).__name__, "message": str(error), "phases": reporting.plain(journal.spans)}
     with suppress(OSError):  # BrokenPipeError if nobody reads what is said
         journal.say("NOT AS PLANNED" if isinstance(error, NotAsPlannedError) else "FAILED")
         journal.say(f"hosts, stores, events and error output are kept in {settings.out}")
+        if (server_folder(settings.out) / CREDENTIALS).exists():
+            again = serving(server_folder(settings.out), _python())
+            journal.say(f"the operator's S3 server is started again by: {again}")
     for keep in (
         lifecycle.unseal,
         lambda: (settings.out / "failure.json").write_text(json.dumps(failure, indent=1) + "\n"),
@@ -71,18 +88,25 @@ def _report(record: Record, settings: Settings, journal: Journal, lifecycle: Lif
     info = pack_run(record, report, lifecycle.operator, events, target)
     stored = store_archive(info, lifecycle.operator)
     report = reporting.with_archive(report, info, reporting.plain(stored))
-    (settings.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    (settings.out / "report.html").write_text(render(report))
     journal.note("archived", f"{len(info.members)} members, {info.size:,} bytes, read back whole", sha256=info.sha256)
     return report
 
 
-def _closing_words(report: dict[str, Any], settings: Settings, record: Record, journal: Journal) -> None:
+def _write(report: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    (settings.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (settings.out / "report.html").write_text(render(report))
+    return report
+
+
+def _closing_words(
+    report: dict[str, Any], settings: Settings, access: Access, record: Record, journal: Journal
+) -> None:
     out, roots, plan = settings.out, report["roots"], record.plan
     early, middle, last = map(str, plan.commits)
     evaluation, lost = report["evaluation"], report["loss_of_host"]
-    store = shlex.quote(settings.operator or str(_near(out / "operator")))
+    store = str(near(Path(access.url))) if settings.operator is None else access.url
     archive, ckpt = report["archive"], _command()
+    ours = ckpt if access.again else f"{ckpt} --store {shlex.quote(store)}"
     lines = [
         "",
         *journal.timeline(),
@@ -94,15 +118,17 @@ def _closing_words(report: dict[str, Any], settings: Settings, record: Record, j
         f"host loss          noticed after {lost['detection_ms']:.0f} ms ({lost['detected_by']})",
         f"evaluation         {evaluation['verdict']['text']}",
         "",
-        f"report             {_near(out / 'report.html')}  (and report.json)",
-        f"evidence           {_near(out / 'archive' / ARCHIVE)}",
+        f"report             {near(out / 'report.html')}  (and report.json)",
+        f"evidence           {near(out / 'archive' / ARCHIVE)}",
         f"                   SHA-256 {archive['sha256']}",
         "",
+        *_asked(report),
         "next, for instance:",
-        f"  {ckpt} --store {store} log {record.ref}",
-        f"  {ckpt} --store {store} verify {record.ref}",
-        f"  {ckpt} --store {store} diff {_prefix(roots[early]['root'])} {_prefix(roots[middle]['recovered'])}",
-        f"  {ckpt} evidence verify {shlex.quote(str(_near(out / 'archive' / ARCHIVE)))}",
+        *(f"  {line}" for line in access.again),
+        f"  {ours} log {record.ref}",
+        f"  {ours} verify {record.ref}",
+        f"  {ours} diff {_prefix(roots[early]['root'])} {_prefix(roots[middle]['recovered'])}",
+        f"  {ckpt} evidence verify {shlex.quote(str(near(out / 'archive' / ARCHIVE)))}",
     ]
     for line in lines:
         print(line, file=journal.stream, flush=True)
@@ -112,14 +138,23 @@ def _command() -> str:
     """How the reader can call ``ckpt``: by its name, or by its path beside this interpreter."""
     beside = Path(sys.executable).with_name("ckpt")
     if shutil.which("ckpt") is None and beside.exists():
-        return shlex.quote(str(_near(beside)))
+        return shlex.quote(str(near(beside)))
     return "ckpt"
 
 
-def _near(path: Path) -> Path:
-    """The path relative to the current folder, where it lies below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+def _python() -> str:
+    """How the reader can call the trainer."""
+    return f"{shlex.quote(str(near(Path(sys.executable))))} -m trainer"
+
+
+def _asked(report: dict[str, Any]) -> list[str]:
+    """What was asked of the operator's server, in one line and an empty one."""
+    asked = report["operator"]["requests"]
+    if not asked:
+        return []
+    count = sum(sum(one["operations"].values()) for one in asked)
+    sent, received = (sum(one[name] for one in asked) for name in ("sent_bytes", "received_bytes"))
+    return [f"operator's server  {count:,} requests, {sent:,} bytes sent, {received:,} received", ""]
 
 
 def _prefix(root: str) -> str:

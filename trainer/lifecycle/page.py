@@ -23,6 +23,7 @@ def render(report: Report) -> str:
         _plots(report),
         _loss_of_host(report),
         _staging(report),
+        _requests(report),
         _evaluation(report),
         _groups(report),
         _state(report),
@@ -190,6 +191,39 @@ def _staging(report: Report) -> str:
             {0, 3, 4, 5, 6},
         )
     )
+
+
+def _requests(report: Report) -> str:
+    """What was asked of the operator's server; nothing for a directory, of which nothing is asked."""
+    operator = report.get("operator", {})
+    asked = operator.get("requests", [])
+    if not asked:
+        return ""
+    rows = [
+        (
+            escape(one["phase"]),
+            escape(one["party"]),
+            f"{sum(one['operations'].values()):,}",
+            escape(", ".join(f"{name} {count:,}" for name, count in sorted(one["operations"].items()))),
+            f"{one['sent_bytes']:,}",
+            f"{one['received_bytes']:,}",
+        )
+        for one in asked
+    ]
+    whole = (
+        "all",
+        "",
+        f"{sum(sum(one['operations'].values()) for one in asked):,}",
+        "",
+        f"{sum(one['sent_bytes'] for one in asked):,}",
+        f"{sum(one['received_bytes'] for one in asked):,}",
+    )
+    refused = operator["refused_write"]
+    text = f"<p>The operator's store was in a {escape(operator['store'])}. Workers had no credentials; "
+    text += "a host was given some for the time of its pull"
+    text += f", and with them its write was refused ({escape(refused)}).</p>" if refused else ".</p>"
+    head = ("phase", "by", "requests", "by operation", "bytes sent", "bytes received")
+    return "<h2>Requests to the operator's server</h2>" + text + _table(head, [*rows, whole], {2, 4, 5})
 
 
 def _evaluation(report: Report) -> str:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import ckptstore
 from ckptstore import Digest, Store
 from trainer.data.tokenizer import TEMPLATE
 from trainer.lifecycle import admission, replay
+from trainer.lifecycle.access import Access
 from trainer.lifecycle.commits import REFERENCE, Committed, commit_by_way_of_hosts, commit_reference
 from trainer.lifecycle.drill import lose_host
 from trainer.lifecycle.expect import KEPT, NotAsPlannedError, require, unexpected
 from trainer.lifecycle.journal import Journal
-from trainer.lifecycle.record import GroupRecord, Pulled, Record, Settings
+from trainer.lifecycle.pulling import pull_on_hosts
+from trainer.lifecycle.record import GroupRecord, Record, Settings
+from trainer.lifecycle.requests import Ledger
 from trainer.lifecycle.staging import Staging, stage
 from trainer.preparation import staged
 from trainer.preparation.prepare import choose_compute, prepare
@@ -39,18 +44,22 @@ class Lifecycle:
         self.settings, self.journal = settings, journal
         self.hosts: dict[str, Host] = {}
         self.members: list[Host] = []
-        self._generation = 0
+        self.ledger = Ledger()
+        self._generation = self._pulls = 0
         self._sealed: Path | None = None
         self._mode = 0o755
 
-    def run(self) -> Record:
+    def run(self, access: Access) -> Record:
         """All phases up to the evaluation, and the receipts for what was removed.
+
+        Args:
+            access: how the operator's store is reached.
 
         Raises:
             NotAsPlannedError: the run did not do what it has to; everything is kept.
             CkptStoreError: anything else that failed.
         """
-        phase = self.journal.phase
+        self.access, phase = access, self.phase
         with phase("prepare", "freezing plan, inputs and sources"):
             self.prepare()
         plan = self.plan
@@ -75,17 +84,23 @@ class Lifecycle:
         require("torch imported by the controller", False, self.record.torch_imported)
         return self.record
 
+    @contextmanager
+    def phase(self, name: str, text: str) -> Iterator[None]:
+        """Record when the block begins and ends, how, and what it asked of the operator's store."""
+        with self.journal.phase(name, text):
+            yield
+            self.ledger.close(name, self.operator)
+
     # -- phases -------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Freeze plan, inputs and sources, and store them as trees: their digest is the prepared identity."""
         settings, journal = self.settings, self.journal
+        self.operator = ckptstore.open(self.access.url, create=True)
         compute = settings.compute or choose_compute(settings.kernels)
         folder = settings.out / "prepared"
         prepared = prepare(settings.profile, folder, compute=compute, kernels=settings.kernels, mode=settings.mode)
         self.plan = prepared.plan
-        url = settings.operator or str(settings.out / "operator")
-        self.operator = ckptstore.open(url, create=True)
         directories = {
             staged.PLAN: prepared.plan_dir,
             staged.INPUTS: prepared.inputs_dir,
@@ -94,7 +109,8 @@ class Lifecycle:
         self.trees = {name: self.operator.put_tree(directory) for name, directory in directories.items()}
         identity = self.operator.put_preparation(*self.trees.values())
         self.ref = _free_ref(self.operator)
-        self.record = Record(self.plan, identity, self.trees, self.ref, self.operator.url)
+        kind, requests = self.access.kind, self.ledger.entries
+        self.record = Record(self.plan, identity, self.trees, self.ref, self.operator.url, kind, requests)
         self.launch = Launch(self.plan, identity, settings.out)
         journal.note(
             "prepared",
@@ -131,8 +147,7 @@ class Lifecycle:
         """A fresh group restores the commit and loses a host; its survivor is aborted and nothing new exists."""
         plan, record = self.plan, self.record
         root = record.root(early).root
-        for shard, host in enumerate(self.members):
-            self._pull(host, shard, root)
+        self._pull([root])
         with self._group("interrupted by the loss of a host") as group:
             self._join(group, root)
             group.tell(Restore(root, STORE))
@@ -167,8 +182,7 @@ class Lifecycle:
         self._stage(spare, shard, attempt=2)
         ckptstore.open(spare.store, create=True)
         self.members[shard] = spare
-        for index, host in enumerate(self.members):
-            self._pull(host, index, self.record.root(early).root)
+        self._pull([self.record.root(early).root], try_to_write=(spare,) if self.access.read_only else ())
 
     def recover(self, early: int, middle: int, last: int) -> None:
         """A fresh group replays to the reference's root, losses and norms, and goes on from there."""
@@ -195,9 +209,7 @@ class Lifecycle:
         plan, record = self.plan, self.record
         steps: dict[int, Digest | None] = {0: None}
         steps |= {step: record.root(step).root for step in (middle, last)}
-        for shard, host in enumerate(self.members):
-            for step in (middle, last):
-                self._pull(host, shard, record.root(step).root)
+        self._pull([record.root(step).root for step in (middle, last)])
         with self._group("evaluation") as group:
             self._join(group, record.root(last).root)
             for step in plan.evaluation.after:
@@ -277,14 +289,24 @@ class Lifecycle:
             raise NotAsPlannedError(f"staging of {host.name}", done.refused, KEPT)
         return done
 
-    def _pull(self, host: Host, shard: int, root: Digest) -> None:
-        done = ckptstore.pull(self.operator, ckptstore.open(host.store), root, shards=[shard], files=False)
-        receipt = done.receipt
-        record = Pulled(host.name, shard, root, done.sent_bytes, done.present_keys, receipt.bytes_read, receipt.method)
-        self.record.pulled.append(record)
-        text = f"{host.name} has shard {shard} of {root.short}: {done.sent_bytes:,} bytes came"
-        text += f", {receipt.bytes_read:,} read back"
-        self.journal.note("pulled", text, host=host.name, shard=shard, root=str(root), bytes=done.sent_bytes)
+    def _pull(self, roots: Sequence[Digest], *, try_to_write: Sequence[Host] = ()) -> None:
+        """Let each host pull its shard of checkpoints, in processes that alone know how to reach the operator."""
+        self._pulls += 1
+        members = [(host, shard) for shard, host in enumerate(self.members)]
+        name, area = f"pull-{self._pulls}", self.settings.out
+        for done in pull_on_hosts(area, self.access, members, roots, name, try_to_write=try_to_write):
+            self.ledger.fetched(done.operations, done.sent_bytes, done.received_bytes)
+            self.record.pulled += done.pulled
+            for one in done.pulled:
+                text = f"{one.host} has shard {one.shard} of {one.root.short}: {one.received_bytes:,} bytes came"
+                text += f", {one.readback_bytes:,} read back"
+                fields = {"host": one.host, "shard": one.shard, "root": str(one.root), "bytes": one.received_bytes}
+                self.journal.note("pulled", text, **fields)
+            if done.refused_write:
+                self.record.refused_write = done.refused_write
+                who = done.pulled[0].host
+                text = f"{who} may not write to the operator's store: {done.refused_write}"
+                self.journal.note("write_refused", text, host=who)
 
     def _group(self, purpose: str, allow: tuple[Path, ...] = ()) -> LaunchedGroup:
         self._generation += 1

@@ -12,6 +12,8 @@ from trainer.compute.numerics import Plain
 from trainer.compute.result import UpdateResult
 from trainer.lifecycle.commits import OPERATOR, Committed
 from trainer.lifecycle.drill import Loss
+from trainer.lifecycle.pulling import Pulled
+from trainer.lifecycle.requests import Requests
 from trainer.lifecycle.staging import Staging
 from trainer.preparation.plan import Plan
 from trainer.preparation.planning import Profile
@@ -22,7 +24,11 @@ from trainer.workers.launch import Ending
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the caller decides. ``operator`` is the URL of a store; without one, it is a folder of the run."""
+    """What the caller decides.
+
+    ``operator`` is the URL of a store, or ``s3`` for one in an S3 server that the run starts; without one, it is a
+    folder of the run.
+    """
 
     out: Path
     profile: Profile
@@ -31,19 +37,6 @@ class Settings:
     compute: str | None = None
     kernels: str = "native"
     sabotage: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """A shard that a host fetched: bytes that came, bytes that were there and were read again, how far down."""
-
-    host: str
-    shard: int
-    root: Digest
-    received_bytes: int
-    present_keys: int
-    readback_bytes: int
-    method: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +65,8 @@ class Record:
     trees: Mapping[str, Digest]
     ref: str
     operator_url: str
+    operator_kind: str
+    requests: list[Requests]
     committed: list[Committed] = field(default_factory=list)
     stagings: list[Staging] = field(default_factory=list)
     pulled: list[Pulled] = field(default_factory=list)
@@ -79,6 +74,7 @@ class Record:
     ownership: list[dict[str, Any]] = field(default_factory=list)
     binding: Mapping[str, Plain] = field(default_factory=dict)
     empty_listing: list[str] | None = None
+    refused_write: str = ""
     loss: Loss | None = None
     reference: dict[int, UpdateResult] = field(default_factory=dict)
     replay: dict[int, UpdateResult] = field(default_factory=dict)

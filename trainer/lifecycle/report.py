@@ -14,6 +14,7 @@ from ckptstore.format import canonical
 from trainer.lifecycle.commits import REFERENCE, Committed
 from trainer.lifecycle.journal import Journal
 from trainer.lifecycle.record import Record
+from trainer.lifecycle.requests import Requests
 from trainer.preparation.plan import Plan
 from trainer.scoring import statistics
 from trainer.scoring.evaluation import Answer, Result
@@ -53,6 +54,11 @@ def make_report(record: Record, journal: Journal) -> dict[str, Any]:
             "hosts are folders and process groups on one machine; an audit hook in every worker refuses opens under "
             "another host's folder; nothing is claimed about separate hardware, kernels, disks or networks"
         ),
+        "operator": {
+            "store": record.operator_kind,
+            "refused_write": record.refused_write,
+            "requests": plain(record.requests),
+        },
         "binding": dict(record.binding),
         "ownership": record.ownership,
         "roots": {
@@ -101,6 +107,11 @@ def with_archive(report: Mapping[str, Any], info: ArchiveInfo, stored: Mapping[s
         **stored,
     }
     return {**report, "archive": about}
+
+
+def with_requests(report: Mapping[str, Any], requests: Sequence[Requests]) -> dict[str, Any]:
+    """The report with what was asked of the operator's server; the last of it stored the archive."""
+    return {**report, "operator": {**report["operator"], "requests": plain(requests)}}
 
 
 def plain(value: Any) -> Any:

@@ -91,12 +91,15 @@ class Process:
         name: of the process; its error output goes to ``logs/<name>.stderr`` on the host.
         argv: arguments after the interpreter; ``{pipe}`` in one stands for the descriptor of the pipe for events.
         environment: all of its variables.
+        folder: its working directory (default: the host's).
 
     Raises:
         BackendError: it cannot be started.
     """
 
-    def __init__(self, host: Host, name: str, argv: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, host: Host, name: str, argv: list[str], environment: Mapping[str, str], folder: Path | None = None
+    ) -> None:
         self.host, self.name = host, name
         self.stderr_path = host.directory / "logs" / f"{name}.stderr"
         self.stderr_path.parent.mkdir(exist_ok=True)
@@ -105,7 +108,7 @@ class Process:
             with self.stderr_path.open("wb") as stderr:
                 self._popen = subprocess.Popen(
                     [sys.executable, *(argument.replace("{pipe}", str(theirs)) for argument in argv)],
-                    cwd=host.directory,
+                    cwd=folder or host.directory,
                     env=dict(environment),
                     stdin=subprocess.PIPE,
                     stdout=stderr,

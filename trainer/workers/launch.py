@@ -1,12 +1,13 @@
-"""How workers are launched: the command line and the environment of each, and the receipt for its end."""
+"""How processes of hosts are launched: the command line and the environment of each, and the receipt for its end."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ckptstore import Digest
 from trainer.compute import numerics
@@ -18,6 +19,18 @@ ADDRESS = "127.0.0.1"
 
 # Beginnings of variables that the plan or this launcher decides: kernels, threads, and what an outer launcher has set.
 _DECIDED = ("ATEN_", "CUBLAS_", "DNNL_", "GLOO_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TORCH", "PYTHONPATH")
+
+# Beginnings of variables by which boto3 finds credentials.
+_CREDENTIALS = ("AWS_", "BOTO_")
+
+NO_CREDENTIALS: Mapping[str, str] = MappingProxyType(
+    {
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+)
+"""Keeps boto3 off the files and services that it would ask without any variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +65,59 @@ def worker_arguments(launch: Launch, generation: int, host: Host, allow: Sequenc
     ]
 
 
+def pull_arguments(
+    name: str,
+    area: Path,
+    host: Host,
+    shard: int,
+    roots: Sequence[Digest],
+    operator: str,
+    allow: Sequence[Path],
+    *,
+    try_to_write: bool,
+) -> list[str]:
+    """Arguments after the interpreter for the process that pulls a shard from the store with the URL ``operator``."""
+    allowed = [argument for path in allow for argument in ("--allow", str(path))]
+    wanted = [argument for root in roots for argument in ("--root", str(root))]
+    return [
+        *("-P", "-m", "trainer", "pull", "--host", str(host.directory), "--name", name, "--area", str(area)),
+        *("--operator", operator, "--shard", str(shard), *wanted, *allowed, "--pipe", "{pipe}"),
+        *(["--try-to-write"] if try_to_write else []),
+    ]
+
+
 def worker_environment(plan: Plan, rank: int, host: Host) -> dict[str, str]:
-    """The caller's variables, without what would change the arithmetic, and with what decides it."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_DECIDED)}
+    """The caller's variables, without what would change the arithmetic, and with what decides it.
+
+    Nothing in them leads to credentials: a worker needs its host's store and no other.
+    """
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     return {
-        **inherited,
+        **host_environment(host),
         **numerics.env_for(plan.numerics.kernels),
         **({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}),
-        "PYTHONPATH": str(host.directory / SOURCES),
-        "PYTHONDONTWRITEBYTECODE": "1",  # the staged sources stay as they were frozen
-        "PYTHONUNBUFFERED": "1",
         "RANK": str(rank),
         "WORLD_SIZE": str(len(plan.owners)),
         "LOCAL_RANK": "0",
         "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": "0",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+def host_environment(host: Host, credentials: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The caller's variables for a process of a host, which runs the staged sources.
+
+    Args:
+        host: where it runs.
+        credentials: all by which it may find credentials; None: it finds none.
+    """
+    dropped = (*_DECIDED, *_CREDENTIALS)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {
+        **inherited,
+        **(NO_CREDENTIALS if credentials is None else credentials),
+        "PYTHONPATH": str(host.directory / SOURCES),
+        "PYTHONDONTWRITEBYTECODE": "1",  # the staged sources stay as they were frozen
+        "PYTHONUNBUFFERED": "1",
     }

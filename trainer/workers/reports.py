@@ -1,4 +1,4 @@
-"""What the events of a worker have to hold, checked where they arrive: what follows can rely on names and types."""
+"""What events of a host's processes have to hold, checked where they arrive: what follows can rely on it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ _FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
         "saved": {"receipt": str, "ms": float},
         "evaluated": {"result": str, "answers_ms": float, "tokens": int, "margin": float},
         "closed": {"peak_rss": int},
+        "pulled": {"root": str, "sent_bytes": int, "present_keys": int, "readback_bytes": int, "method": str},
+        "requests": {"operations": dict, "sent_bytes": int, "received_bytes": int},
+        "tried_to_write": {"refused": str},
+        "failed": {"type": str, "what": str, "why": str, "hint": str},
     }
 )
 

@@ -55,7 +55,7 @@ def run(options: Options, source: BinaryIO) -> NoReturn:
     Never returns: after an error the destructors of a broken group can hang.
     """
     if options.pipe is not None:
-        _end_with_launcher()
+        end_with_launcher()
     if options.area is not None:
         fence.install(options.area, (options.host, *options.allow))
     shard = _number("RANK", "0")
@@ -137,7 +137,7 @@ def _number(variable: str, default: str = "") -> int:
     return int(text)
 
 
-def _end_with_launcher() -> None:
+def end_with_launcher() -> None:
     """Let the kernel end this process when its launcher ends, where it can: a stopped process cannot notice itself."""
     if sys.platform == "linux":
         import ctypes

@@ -1,0 +1,231 @@
+"""The trainer's commands: the experiment, its preparation alone, its S3 server, and what launchers start on hosts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ckptstore.errors import CkptStoreError, UsageError
+from trainer.errors import of_system
+from trainer.interruption import interrupted
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    if sys.platform == "win32":
+        print(
+            "trainer: Windows is not supported, because workers need process groups and pipes of POSIX", file=sys.stderr
+        )
+        return UsageError.exit_code
+    signal.signal(signal.SIGTERM, _interrupt)
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except (CkptStoreError, OSError) as error:
+        known = of_system(error, options.name) if isinstance(error, OSError) else error
+        print(f"trainer: {known}", file=sys.stderr)
+        return known.exit_code
+    except KeyboardInterrupt:
+        return interrupted()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Two workers, a lost host, one root.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    lifecycle = commands.add_parser(
+        "lifecycle",
+        help="run the whole experiment and report on it",
+        description="Train, lose a host in the middle of an update, replace it, replay to the same root, continue, "
+        "evaluate, report, pack evidence. Exit code 0 only if everything went as planned.",
+    )
+    _prepared_options(lifecycle)
+    lifecycle.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/lifecycle"),
+        metavar="DIR",
+        help="folder for everything; if it is not empty, DIR-2, DIR-3 and so on (default: %(default)s)",
+    )
+    lifecycle.add_argument(
+        "--operator",
+        metavar="URL",
+        help="the operator's store: a directory or s3://bucket/prefix, or s3 for a bucket of an S3 server that the run "
+        "starts itself (default: a folder of the run)",
+    )
+    lifecycle.add_argument(
+        "--sabotage", action="store_true", help="flip one bit after the restore; the run has to fail"
+    )
+    lifecycle.set_defaults(name="lifecycle", command=_lifecycle)
+
+    prepare = commands.add_parser(
+        "prepare",
+        help="freeze plan, inputs and sources and print the prepared identity",
+        description="Write the folders plan, inputs and sources, store them as trees, and print their digests.",
+    )
+    _prepared_options(prepare)
+    prepare.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the three folders")
+    prepare.add_argument("--store", metavar="URL", help="store for the trees (default: DIR/store)")
+    prepare.set_defaults(name="prepare", command=_prepare)
+
+    server = commands.add_parser(
+        "s3server",
+        help="start the S3 server that a run left behind",
+        description="Serve the data that a run with --operator s3 kept, under the same address and with the same keys, "
+        "and print what a shell needs to reach it. Ctrl-C ends it.",
+    )
+    server.add_argument("folder", type=Path, metavar="DIR", help="the folder s3 of the run")
+    server.set_defaults(name="s3server", command=_s3server)
+
+    pull = commands.add_parser(
+        "pull",
+        help="pull a host's shard of checkpoints (for launchers)",
+        description="Fetch one shard of checkpoints from the operator's store into the store of a host.",
+    )
+    pull.add_argument("--host", type=Path, required=True, metavar="DIR", help="folder with the host's store")
+    pull.add_argument("--name", required=True, help="of the file of events")
+    pull.add_argument("--operator", required=True, metavar="URL", help="the operator's store")
+    pull.add_argument("--shard", type=int, required=True, metavar="N", help="the shard that the host owns")
+    pull.add_argument("--root", action="append", required=True, metavar="DIGEST", help="a checkpoint; repeatable")
+    pull.add_argument("--area", type=Path, required=True, metavar="DIR", help="folder of the run")
+    pull.add_argument("--allow", type=Path, action="append", default=[], metavar="DIR", help="what else of it is used")
+    pull.add_argument("--pipe", type=int, required=True, metavar="FD", help="descriptor that events are written to")
+    pull.add_argument("--try-to-write", action="store_true", help="find out that the operator's store refuses it")
+    pull.set_defaults(name="pull", command=_pull)
+
+    worker = commands.add_parser(
+        "worker",
+        help="be one worker of a group (for launchers)",
+        description="Join the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, and carry out orders, "
+        "one JSON object a line, from standard input or a file.",
+    )
+    worker.add_argument("--host", type=Path, required=True, metavar="DIR", help="folder with plan, inputs and store")
+    worker.add_argument("--identity", required=True, metavar="DIGEST", help="the prepared identity")
+    worker.add_argument("--generation", type=int, default=0, metavar="N", help="number of this group")
+    worker.add_argument(
+        "--area", type=Path, metavar="DIR", help="folder of the run, of which only --host may be touched"
+    )
+    worker.add_argument("--allow", type=Path, action="append", default=[], metavar="DIR", help="or this; repeatable")
+    worker.add_argument("--pipe", type=int, metavar="FD", help="descriptor that events are written to, beside the file")
+    worker.add_argument("--heartbeat", type=float, default=1.0, metavar="SECONDS", help="between two signs of life")
+    worker.add_argument("--orders", type=Path, metavar="FILE", help="orders from a file instead of standard input")
+    worker.set_defaults(name="worker", command=_worker)
+    return parser
+
+
+def _prepared_options(parser: argparse.ArgumentParser) -> None:
+    from trainer.compute.numerics import PROFILES as KERNELS
+    from trainer.preparation.plan import COMPUTE, KILL, STOP
+    from trainer.preparation.planning import PROFILES
+
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="demo", help="what is trained (default: demo)")
+    parser.add_argument("--mode", choices=(KILL, STOP), default=KILL, help="how the host is lost (default: kill)")
+    parser.add_argument(
+        "--compute", choices=COMPUTE, help="compute dtype (default: bfloat16 where the CPU has kernels)"
+    )
+    parser.add_argument("--kernels", choices=sorted(KERNELS), default="native", help="CPU kernels (default: native)")
+
+
+def _lifecycle(options: argparse.Namespace) -> int:
+    from trainer.lifecycle.access import check
+
+    check(options.operator)  # before anything is made for the run
+    from trainer.lifecycle.experiment import run_experiment
+    from trainer.lifecycle.record import Settings
+    from trainer.preparation.planning import profile
+
+    settings = Settings(
+        out=fresh_folder(options.out),
+        profile=profile(options.profile),
+        operator=options.operator,
+        mode=options.mode,
+        compute=options.compute,
+        kernels=options.kernels,
+        sabotage=options.sabotage,
+    )
+    run_experiment(settings, sys.stdout)
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    import ckptstore
+    from trainer.preparation.planning import profile
+    from trainer.preparation.prepare import choose_compute, prepare
+
+    if options.store is not None:
+        ckptstore.open(options.store, create=True)  # a mistake in it is told before anything is made
+    compute = options.compute or choose_compute(options.kernels)
+    made = prepare(profile(options.profile), options.out, compute=compute, kernels=options.kernels, mode=options.mode)
+    store = ckptstore.open(str(options.out / "store") if options.store is None else options.store, create=True)
+    trees = [store.put_tree(folder) for folder in (made.plan_dir, made.inputs_dir, made.sources_dir)]
+    identity = store.put_preparation(*trees)
+    for name, digest in zip(("plan", "inputs", "sources"), trees, strict=True):
+        print(f"{name:<9} {digest}")
+    print(f"{'prepared':<9} {identity}")
+    return 0
+
+
+def _s3server(options: argparse.Namespace) -> int:
+    from trainer.lifecycle.s3folder import serve
+
+    serve(options.folder, sys.stdout)
+    return 0
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from ckptstore import Digest
+    from trainer.workers import pull
+
+    return pull.run(
+        pull.Options(
+            name=options.name,
+            host=options.host.resolve(),
+            operator=options.operator,
+            shard=options.shard,
+            roots=[Digest.parse(root) for root in options.root],
+            area=options.area,
+            allow=tuple(options.allow),
+            pipe=options.pipe,
+            try_to_write=options.try_to_write,
+        )
+    )
+
+
+def _worker(options: argparse.Namespace) -> NoReturn:
+    from ckptstore import Digest
+    from trainer.workers import worker
+
+    source = options.orders.open("rb") if options.orders else sys.stdin.buffer
+    worker.run(
+        worker.Options(
+            host=options.host.resolve(),
+            identity=Digest.parse(options.identity),
+            generation=options.generation,
+            area=options.area,
+            allow=tuple(options.allow),
+            pipe=options.pipe,
+            heartbeat=options.heartbeat,
+        ),
+        source,
+    )
+
+
+def fresh_folder(wanted: Path) -> Path:
+    """``wanted`` if it is absent or empty, else the first free ``wanted-2``, ``wanted-3``; absolute, and made."""
+    wanted = Path(os.path.abspath(wanted))
+    number, folder = 1, wanted
+    while os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
