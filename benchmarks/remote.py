@@ -4,13 +4,14 @@
 loopback and pushes a state of 20 tensors (``--size`` in MiB) and one of many tensors of 4 KiB, each in turn with
 
 * *plain*: boto3's put_object and get_object of the same objects by as many threads, nothing hashed;
+* *if absent*: the same with If-None-Match, as a store puts, which costs some servers a look;
 * *one file*: upload_fileobj and download_fileobj of the same bytes as one file, by as many threads;
 * *restic*: backup and check --read-data of that file, if restic is installed.
 
 A ratio is the time of the other divided by ours in the same round, so above 1 we are faster; the median of the rounds
-is printed. Every measurement has a process of its own, whose processor time (imports included) and peak memory are
-printed too. Requests are counted by the
-client; those of restic are not known. A second push, of the same state with 5 % of its tensors changed, ends each case.
+is printed, and the lowest and highest. Every measurement has a process of its own, whose processor time (imports
+included) and peak memory are printed too. Requests are counted by the client; those of restic are not known. A second
+push, of the same state with 5 % of its tensors changed, ends each case.
 """
 
 from __future__ import annotations
@@ -70,20 +71,25 @@ def push(folder: str, url: str, root: str) -> Figures:
     }
 
 
-def plain(folder: str, prefix: str, threads: int) -> Figures:
+def plain(folder: str, prefix: str, threads: int, **options: str) -> Figures:
     """Put and get the same objects, and hash nothing."""
     client, requests = _client(threads)
     paths = [path for kind in ("objects", "documents") for path in Path(folder, kind).rglob("*") if path.is_file()]
 
     def put_and_get(path: Path) -> int:
         key = f"{prefix}/{path.relative_to(folder)}"
-        client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
+        client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes(), **options)
         return len(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
 
     start = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         received = sum(pool.map(put_and_get, paths))
     return {"seconds": time.perf_counter() - start, "requests": dict(requests), "received": received}
+
+
+def if_absent(folder: str, prefix: str, threads: int) -> Figures:
+    """The same, each put on condition that the key is not there."""
+    return plain(folder, prefix, threads, IfNoneMatch="*")
 
 
 def one_file(path: str, key: str, threads: int) -> Figures:
@@ -134,7 +140,13 @@ def _client(threads: int) -> tuple[Any, Counter[str]]:
     return client, requests
 
 
-WORK: dict[str, Callable[..., Figures]] = {"push": push, "plain": plain, "one file": one_file, "restic": restic}
+WORK: dict[str, Callable[..., Figures]] = {
+    "push": push,
+    "plain": plain,
+    "if absent": if_absent,
+    "one file": one_file,
+    "restic": restic,
+}
 
 
 def measured(name: str, *arguments: object) -> Figures:
@@ -222,6 +234,7 @@ def rounds(case: Case, number: int, endpoint: str, threads: int) -> list[dict[st
     ways: list[Callable[[str], tuple[str, Figures]]] = [
         lambda prefix: ("push", measured("push", str(case.folder), url(prefix, threads), case.root)),
         lambda prefix: ("plain", measured("plain", str(case.folder), prefix, threads)),
+        lambda prefix: ("if absent", measured("if absent", str(case.folder), prefix, threads)),
         lambda prefix: ("one file", measured("one file", str(case.file), prefix, threads)),
     ]
     if shutil.which("restic"):
@@ -248,15 +261,17 @@ def url(prefix: str, threads: int) -> str:
 def show(case: Case, found: Sequence[dict[str, Figures]]) -> None:
     """A line for each way."""
     print(f"\n{case}")
-    print(f"{'':10} {'seconds':>8} {'MiB/s':>7} {'ratio':>6} {'CPU s':>6} {'peak MiB':>9}  requests")
+    print(f"{'':10} {'seconds':>8} {'MiB/s':>7} {'ratio':>6} {'of rounds':11} {'CPU s':>6} {'peak MiB':>9}  requests")
     for name in sorted(found[0], key=list(WORK).index):
         seconds = statistics.median(turn[name]["seconds"] for turn in found)
-        ratio = statistics.median(turn[name]["seconds"] / turn["push"]["seconds"] for turn in found)
+        ratios = sorted(turn[name]["seconds"] / turn["push"]["seconds"] for turn in found)
         memory = statistics.median(turn[name]["peak"] for turn in found) / 2**20
         cpu = statistics.median(turn[name]["cpu"] for turn in found)
         speed = case.size / 2**20 / seconds
+        spread = f"{ratios[0]:.2f}-{ratios[-1]:.2f}"
         requests = shown(found[-1][name].get("requests", {}))
-        print(f"{name:10} {seconds:8.2f} {speed:7.1f} {ratio:6.2f} {cpu:6.2f} {memory:9.0f}  {requests}", flush=True)
+        figures = f"{seconds:8.2f} {speed:7.1f} {statistics.median(ratios):6.2f} {spread:11} {cpu:6.2f} {memory:9.0f}"
+        print(f"{name:10} {figures}  {requests}", flush=True)
 
 
 def show_second(case: Case, threads: int) -> None:

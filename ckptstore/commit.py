@@ -62,7 +62,7 @@ def commit(
     declared: Declared,
     *,
     before_ref: Callable[[Digest, Proof | None], object] | None = None,
-    after: Committed | None = None,
+    after: RefRecord | None = None,
     prove: bool = False,
     began: float | None = None,
     kept: MutableMapping[str, bytes] | None = None,
@@ -77,7 +77,7 @@ def commit(
         declared: what is said besides.
         before_ref: called with the root, and what was read back of it, when the checkpoint is durable and before the
             ref moves.
-        after: what the attempt began from, if the caller has it; else it is read.
+        after: the record that the attempt began from, if the caller has it; else it is read.
         prove: read everything that the checkpoint refers to back, as far as this process has not done so before.
         began: when the save did (of :func:`time.monotonic`): what was read back since then was read for it.
         kept: documents of trees from one commit to the next, see :func:`~ckptstore.closure.read_parts`.
@@ -89,7 +89,7 @@ def commit(
     """
     began = time.monotonic() if began is None else began
     try:
-        checkpoint, closure = join(objects, attempt, receipts, declared, after, kept)
+        checkpoint, closure = join(objects, attempt, receipts, declared, kept)
         data = checkpoint.encode()
         Checkpoint.parse(data)  # no writer makes what no reader takes
         if prove:
@@ -107,11 +107,10 @@ def commit(
     proof = prove_root(objects, root, closure, began) if prove else None
     if before_ref is not None:
         before_ref(root, proof)
-    base = after.record if after is not None else None
-    if base is None and attempt.generation:
-        base = refs.record(attempt.ref, attempt.generation)
+    if after is None and attempt.generation:
+        after = refs.record(attempt.ref, attempt.generation)
     check(f"moving ref {attempt.ref}")
-    return Committed(root, checkpoint, refs.move(attempt.ref, root, base))
+    return Committed(root, checkpoint, refs.move(attempt.ref, root, after))
 
 
 def join(
@@ -119,7 +118,6 @@ def join(
     attempt: Attempt,
     receipts: Sequence[ShardReceipt],
     declared: Declared,
-    after: Committed | None = None,
     kept: MutableMapping[str, bytes] | None = None,
 ) -> tuple[Checkpoint, Closure]:
     """The checkpoint of one attempt's receipts, and all that it refers to. RefusedError listing everything that does
@@ -137,7 +135,7 @@ def join(
         [view.leaves() for view in views], declared.ties, [(r.path, r.role) for r in declared.replicas]
     )
     wrong += shape_problems(views)
-    parent = after.checkpoint if after is not None else _parent(objects, attempt)
+    parent = _parent(objects, attempt)
     progress = replace(
         first.progress,
         counters=_counters(parent, first.step, views, first.progress, declared.tracks_step or {}),

@@ -11,7 +11,7 @@ from ckptstore.errors import CommitAbortedError, RefusedError, UsageError
 from ckptstore.findings import raise_finding
 from ckptstore.format import values
 from ckptstore.format.digest import Digest
-from ckptstore.format.records import Receipt, ShardReceipt
+from ckptstore.format.records import Receipt, RefRecord, ShardReceipt
 from ckptstore.leases import now
 from ckptstore.proving import Proof
 from ckptstore.verify import verify
@@ -30,14 +30,14 @@ def conclude(
     deadline: float = 60.0,
     metrics: Mapping[str, object] | None = None,
     readback: bool | None = None,
-    after: Committed | None = None,
+    after: RefRecord | None = None,
     began: float | None = None,
     before_ref: Callable[[Digest], object] = lambda _: None,
 ) -> Committed:
     """Commit the shards of an attempt; see :meth:`Store.commit`.
 
     Args:
-        after: what the attempt began from, if the caller has it; else it is read.
+        after: the record that the attempt began from, if the caller has it; else it is read.
         began: when the save did (of :func:`time.monotonic`): what was read back since then was read for it.
         before_ref: called with the root just before the ref moves.
     """

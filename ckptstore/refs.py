@@ -49,18 +49,25 @@ class Refs:
             parsed = parse_ref_key(stat.key)
             if parsed is not None:
                 generation = max(generation, parsed[1])
-        last = self._last(name, generation)
-        return self.record(name, last) if last else None
+        return self._newest(name, generation) or (self.record(name, generation) if generation else None)
 
-    def head_after(self, name: str, record: RefRecord) -> RefRecord:
-        """The highest generation of a ref of which ``record`` is known; nothing is listed."""
-        last = self._last(name, record.generation)
-        return record if last == record.generation else self.record(name, last)
+    def head_after(self, name: str, record: RefRecord) -> RefRecord | None:
+        """The same as :meth:`head` for who knows ``record``: nothing is listed while that one is there."""
+        try:
+            return self._newest(name, record.generation) or self.record(name, record.generation)
+        except NotFoundError:
+            return self.head(name)
 
-    def _last(self, name: str, generation: int) -> int:
-        while self.backend.stat(ref_key(name, generation + 1)) is not None:
+    def _newest(self, name: str, generation: int) -> RefRecord | None:
+        """The highest of the generations after this one, None if there is none. They are read, not asked for: a server
+        that says of everything that it is there must not lead us on for ever."""
+        data: bytes | None = None
+        while True:
+            try:
+                data = self.backend.get(ref_key(name, generation + 1), 0, RECORD_LIMIT + 1)
+            except NotFoundError:
+                return None if data is None else self._parsed(name, generation, data)
             generation += 1
-        return generation
 
     def record(self, name: str, generation: int) -> RefRecord:
         """One generation of a ref. NotFoundError if absent, CorruptError if damaged."""

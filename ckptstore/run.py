@@ -259,9 +259,6 @@ class Run:
             raise ConflictError(f"ref {self.ref}", why, "resume from there, or save to another ref")
         binding = self._present_binding()
         deviations = [] if self.checkpoint is None else drift(self.checkpoint, binding)
-        base = None
-        if head is not None and self.root is not None and self.checkpoint is not None:
-            base = Committed(self.root, self.checkpoint, head) if head.generation == attempt.generation else None
 
         def commit() -> Committed:
             with self.store.lease():  # from the first object to the moved ref
@@ -275,7 +272,7 @@ class Run:
                     Declared(deviations=deviations, tracks_step=self._tracks_step),
                     metrics=metrics,
                     readback=self._readback == "before-commit",
-                    after=base,
+                    after=head if head is not None and head.generation == attempt.generation else None,
                     began=began,
                     before_ref=self._try,
                 )

@@ -41,12 +41,12 @@ def COMMAND() -> None:
     meanwhile. Opening the stores is not in it.
 
     \b
-    A price table is a TOML file. This example has list prices of Amazon S3
-    Standard in us-east-1, without what is free; look up your own:
+    A price table is a TOML file. The figures of this example are invented;
+    look up those of your provider, and say where and when:
     \b
       currency = "USD"
-      as_of = "2024-04-29"
-      source = "https://aws.amazon.com/s3/pricing/"
+      as_of = "2026-01-31"
+      source = "price list of the provider"
       bytes_per_gb = 1073741824
       [requests_per_1000]
       write = 0.005

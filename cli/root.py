@@ -28,7 +28,7 @@ COMMANDS = {
     "import": ("import_", "Make a checkpoint of a safetensors file."),
     "ref": ("ref", "List, show and move refs."),
     "evidence": ("evidence", "Pack evidence, and verify it without a store."),
-    "catalogue": ("catalogue", "Rebuild the local index."),
+    "catalogue": ("catalogue", "Rebuild the index for queries."),
     "endpoint": ("endpoint", "Show what a bucket's endpoint honours."),
     "completion": ("completion", "Print the completion script for a shell."),
 }

@@ -113,15 +113,17 @@ def test_every_command_after_the_example_runs_as_it_stands_there(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(trained / "whole")
-    (block,) = (text for text in fenced(README, "sh") if text.startswith("ckpt "))
+    lines = [line for text in fenced(README, "sh") if text.startswith("ckpt ") for line in text.splitlines()]
     first = min(ckptstore.open("ckpts").history(_head("ckpts")), key=lambda pair: pair[1].step)[0]
     codes = []
-    for line in block.splitlines():
+    for line in lines:
         words = shlex.split(line, comments=True)
         assert words[0] == "ckpt"
-        codes.append((words[3], run([first.hex[:12] if word == "3f2a" else word for word in words[1:]])))
+        codes.append((words[3 if words[1] == "--store" else 1], run([first.hex[:12] if word == "3f2a" else word for word in words[1:]])))
     out, err = capsys.readouterr()
-    assert codes == [("log", 0), ("verify", 0), ("diff", 1), ("push", 0), ("restore", 0)], err
+    expected = [("log", 0), ("verify", 0), ("diff", 1), ("push", 0), ("restore", 0)]
+    expected += [("init", 0), ("remote", 0), ("plan", 0), ("push", 0), ("durability", 0)]
+    assert codes == expected, err
     assert err == ""
     assert "nothing is wrong" in out
     assert _head("copy") == _head("ckpts")

@@ -47,7 +47,7 @@ def test_prices_give_a_cost_and_say_of_when_they_are(ckpt: Ckpt, stores: Stores,
     done = ckpt("plan", "push", "main", far, "--create", "--prices", prices, "--store", stores.url)
     assert done.code == 0, done.err
     assert "cost: 0.000000 USD once" in done.out  # a directory is behind no endpoint
-    assert "by prices of 2024-04-29 from https://aws.amazon.com/s3/pricing/" in done.out
+    assert "by prices of 2026-01-31 from price list of the provider" in done.out
     (record,) = ckpt(
         "plan", "push", "main", far, "--create", "--prices", prices, "--json", "--store", stores.url
     ).records()

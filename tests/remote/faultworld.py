@@ -329,14 +329,14 @@ _EMPTY = ("ckptstore.json", "receipts/")
 
 OPERATIONS: dict[str, Operation] = {
     "init": Operation(_init, _ALL - {"head"}, about="", keys=(), opens=True, writes=True, makes=True),
-    "open": Operation(_open, _READS, about="", opens=True),
+    "open": Operation(_open, _READS - {"head"}, about="", opens=True),
     "verify": Operation(_verify, _READS, proves=True),
     "pull": Operation(_pull, _READS - {"head"}),
     "push": Operation(_push, _READS | {"put"}, keys=_EMPTY, writes=True, proves=True),
     "save": Operation(_save, _READS | {"put"}, keys=_EMPTY, writes=True, alone=True),
     "resume": Operation(_resume, _READS - {"head"}, alone=True),
     "diff": Operation(_diff, _READS - {"head"}),
-    "move ref": Operation(_move_ref, _READS | {"put"}, about="/refs/", writes=True),
+    "move ref": Operation(_move_ref, frozenset({"get", "list", "put"}), about="/refs/", writes=True),
     "receipts": Operation(_receipts, frozenset({"get", "list", "put"}), about="/receipts/"),
 }
 """By the name that docs/remote-faults.md gives them."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
@@ -21,7 +21,7 @@ import ckptstore
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import digest_of_key
 from ckptstore_cli.main import run
-from tests.support.faultactions import Action, Call, Dribble, ResetRequest
+from tests.support.faultactions import Action, Call, Dribble
 from tests.support.faultproxy import FaultProxy
 from tests.support.http1 import Request, Response
 
@@ -144,23 +144,37 @@ class Command:
         return process.returncode
 
 
-def _actions(moment: Moment, strike: Any) -> list[Action]:
+def _actions(moment: Moment, strike: Callable[..., None]) -> list[Action]:
     if moment.seconds is not None:
         return []
     if moment.when == "before":
         return [Call(before=strike)]
     if moment.when == "after":
         return [Call(after=strike)]
-    if moment.method == "PUT":  # the server sees the beginning of the body, and then the connection goes
-        return [Call(before=strike), ResetRequest(after=100_000)]
-    return [_Inside(strike), Dribble(piece=50_000, pause=0.02)]
+    if moment.method == "PUT":
+        return [_InsideRequest(strike)]
+    return [_InsideAnswer(strike), Dribble(piece=50_000, pause=0.02)]
 
 
 @dataclass
-class _Inside(Action):
+class _InsideRequest(Action):
+    """Strikes when the beginning of a body came; the server sees as much, and then the connection goes."""
+
+    strike: Callable[[], None]
+
+    def body_limit(self) -> int | None:
+        return 100_000
+
+    def answer(self, request: Request) -> Response | None:
+        self.strike()
+        return None
+
+
+@dataclass
+class _InsideAnswer(Action):
     """Strikes while an answer that another action stretches is on its way."""
 
-    strike: Any
+    strike: Callable[[], None]
 
     def response(self, request: Request, response: Response) -> Response:
         threading.Timer(0.03, self.strike).start()

@@ -232,11 +232,10 @@ def test_no_option_turns_verification_off(s3: SharedServer, option: str) -> None
 
 def test_a_bundle_that_is_not_there_or_of_somebody_else_is_an_error(s3: SharedServer, tmp_path: Path) -> None:
     other = server.certificates(tmp_path).authority
-    for bundle in (str(tmp_path / "none"), str(other)):
-        options = {**s3.https_url_options, "ca_bundle": bundle}
-        with pytest.raises(BackendError) as caught:
-            ckptstore.open(s3.url(**options), create=True)
-        assert caught.value.exit_code == 7
+    for bundle, code in ((tmp_path / "none", 2), (other, 7)):
+        with pytest.raises(CkptStoreError) as caught:
+            ckptstore.open(s3.url(**{**s3.https_url_options, "ca_bundle": str(bundle)}), create=True)
+        assert caught.value.exit_code == code
 
 
 # -- rights -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from botocore.loaders import Loader, create_loader
 from ckptstore.backends.s3.address import S3Address
 from ckptstore.backends.s3.failures import translated
 from ckptstore.backends.traffic import TrafficMeter
+from ckptstore.errors import UsageError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -55,6 +56,8 @@ class Clients:
 
     def _made(self) -> S3Client:
         address = self._address
+        if address.ca_bundle is not None and not os.path.exists(address.ca_bundle):
+            raise UsageError(f"store s3://{address.bucket}", f"ca_bundle={address.ca_bundle!r:.200} is not there")
         sums: Any = "when_supported" if address.checksums == "supported" else "when_required"
         options: Any = {"addressing_style": address.addressing}
         config = Config(
