@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import TypeVar
 
@@ -227,6 +227,14 @@ class Objects:
         with self._lock:
             self._methods.add(method)
         return data
+
+
+def undamaged(backend: ReadBackend, read: Callable[[], T]) -> T:
+    """What ``read`` returns. Over a network, what is damaged is read again before it is called so."""
+    for _ in range(_READS_OVER_NETWORK - 1 if backend.traits.network else 0):
+        with suppress(CorruptError, MalformedError):
+            return read()
+    return read()
 
 
 def writable(backend: ReadBackend) -> WriteBackend:

@@ -8,10 +8,11 @@ from pathlib import Path
 from ckptstore.backends import open_backend
 from ckptstore.backends.protocol import ReadBackend
 from ckptstore.endpoints import SINGLE_WRITER, capabilities
-from ckptstore.errors import CorruptError, NotFoundError, RefusedError, UnsupportedVersionError
+from ckptstore.errors import CorruptError, MalformedError, NotFoundError, RefusedError, UnsupportedVersionError
 from ckptstore.format.keys import STORE_KEY, feature_key
 from ckptstore.format.records import RECORD_LIMIT, Feature
 from ckptstore.format.records import Store as StoreHeader
+from ckptstore.objects import undamaged
 from ckptstore.store import Store
 
 
@@ -30,7 +31,7 @@ def open_store(url: str | Path, *, create: bool = False, single_writer: bool = F
     """
     backend = open_backend(str(url), create=create)
     try:
-        data = backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)
+        _check_header(backend)
     except NotFoundError:
         if not create:
             why = f"there is no {STORE_KEY}"
@@ -43,14 +44,23 @@ def open_store(url: str | Path, *, create: bool = False, single_writer: bool = F
         backend.create(STORE_KEY, StoreHeader(secrets.token_hex(16)).encode())
         if single_writer:
             backend.create(feature_key(SINGLE_WRITER), Feature("made for a single writer").encode())
-        data = backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)
+        _check_header(backend)
         capabilities(backend)  # what an endpoint honours is found out before anything relies on it
-    StoreHeader.parse(data)
     for stat in backend.list("features/"):
         name = stat.key.removeprefix("features/")
         if name != SINGLE_WRITER:
             raise UnsupportedVersionError(f"store {backend.url}", f"feature {name!r:.60} is unknown to this release")
     return Store(backend)
+
+
+def _check_header(backend: ReadBackend) -> None:
+    try:
+        undamaged(backend, lambda: StoreHeader.parse(backend.get(STORE_KEY, 0, RECORD_LIMIT + 1)))
+    except UnsupportedVersionError:
+        raise
+    except MalformedError as error:
+        why = f"{STORE_KEY} is damaged, or is none of ours: {error}"
+        raise MalformedError(f"store {backend.url}", why, "put it back from another copy of the store") from error
 
 
 def _is_new(backend: ReadBackend) -> bool:

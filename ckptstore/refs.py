@@ -22,7 +22,7 @@ from ckptstore.format.canonical import MAX_INT
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import parse_ref_key, ref_key, ref_prefix
 from ckptstore.format.records import RECORD_LIMIT, RefRecord
-from ckptstore.objects import writable
+from ckptstore.objects import undamaged, writable
 
 
 class Refs:
@@ -61,17 +61,24 @@ class Refs:
     def _newest(self, name: str, generation: int) -> RefRecord | None:
         """The highest of the generations after this one, None if there is none. They are read, not asked for: a server
         that says of everything that it is there must not lead us on for ever."""
-        data: bytes | None = None
+        newest: RefRecord | None = None
         while True:
             try:
-                data = self.backend.get(ref_key(name, generation + 1), 0, RECORD_LIMIT + 1)
+                newest = self._read(name, generation + 1)[1]  # or an answer that is none would lead on for ever, too
             except NotFoundError:
-                return None if data is None else self._parsed(name, generation, data)
+                return newest
             generation += 1
 
     def record(self, name: str, generation: int) -> RefRecord:
         """One generation of a ref. NotFoundError if absent, CorruptError if damaged."""
-        return self._parsed(name, generation, self.backend.get(ref_key(name, generation), 0, RECORD_LIMIT + 1))
+        return self._read(name, generation)[1]
+
+    def _read(self, name: str, generation: int) -> tuple[bytes, RefRecord]:
+        def read() -> tuple[bytes, RefRecord]:
+            data = self.backend.get(ref_key(name, generation), 0, RECORD_LIMIT + 1)
+            return data, self._parsed(name, generation, data)
+
+        return undamaged(self.backend, read)
 
     @staticmethod
     def _parsed(name: str, generation: int, data: bytes) -> RefRecord:
@@ -126,13 +133,12 @@ class Refs:
         above: RefRecord | None = None
         parsed = [parse_ref_key(stat.key) for stat in self.backend.list(ref_prefix(name))]
         there = sorted((generation for _, generation in filter(None, parsed)), reverse=True)
-        for generation, below in zip(there, [*there[1:], 0], strict=True):
+        for generation, below in zip(there, [*there[1:], 0], strict=False):
             key = ref_key(name, generation)
             place = Place(part=f"ref {name} generation {generation}")
             try:
-                data = self.backend.get(key, 0, RECORD_LIMIT + 1)
+                data, record = self._read(name, generation)
                 read += len(data)
-                record = self._parsed(name, generation, data)
             except CkptStoreError as error:
                 found.append(Finding(Kind.of(error), place, key, error.why))
                 above = None

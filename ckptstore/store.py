@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from threading import Lock
@@ -25,6 +26,7 @@ from ckptstore.errors import (
     CkptStoreError,
     CommitAbortedError,
     ConflictError,
+    CorruptError,
     MalformedError,
     NotFoundError,
 )
@@ -45,7 +47,7 @@ from ckptstore.lazy import load
 from ckptstore.leases import lease
 from ckptstore.meter import OnProgress
 from ckptstore.names import checkpoints, resolve
-from ckptstore.objects import Objects, malformed, writable
+from ckptstore.objects import Objects, malformed, undamaged, writable
 from ckptstore.pins import pinned_shards
 from ckptstore.refs import Refs
 from ckptstore.verify import VerifyReport
@@ -161,12 +163,17 @@ class Store:
         """All receipts about ``subject``, oldest first. They are notes: whoever can write the store can forge one."""
         found = []
         for stat in self.backend.list(receipt_prefix(subject)):
-            data = self.backend.get(stat.key, 0, RECEIPT_LIMIT + 1)
             try:
-                found.append(Receipt.parse(data))
-            except MalformedError:
+                found.append(undamaged(self.backend, partial(self._receipt, stat.key)))
+            except (CorruptError, MalformedError):
                 continue  # shard receipts of an attempt, or damage; neither is proof of anything
         return sorted(found, key=lambda receipt: (receipt.time, receipt.operation))
+
+    def _receipt(self, key: str) -> Receipt:
+        data = self.backend.get(key, 0, RECEIPT_LIMIT + 1)
+        if Digest.of(data).hex != key.rpartition("/")[2]:
+            raise CorruptError(f"receipt {key}", "it has other bytes than its name says")
+        return Receipt.parse(data)
 
     def readbacks(self, root: Digest) -> list[Receipt]:
         """Receipts that say that all of ``root`` was read back here from its medium, oldest first; still only notes.

@@ -157,22 +157,6 @@ FAULTS: dict[str, Fault] = {
     "PUT done twice": Fault(Twice, PUT, lasting=_FINE),
 }
 
-_HURT = (
-    *("body ends early, no length", "body too long", "body too long, no length", "200 with an error, reading"),
-    *("bit flips on the way down", "other bytes", "compressed on the way", "compressed, not said"),
-)
-
-NOT_YET: frozenset[tuple[str, str, bool]] = frozenset(
-    {
-        *((fault, operation, False) for fault in _HURT for operation in ("init", "open", "move ref", "receipts")),
-        *((fault, "init", True) for fault in (*_HURT, "bit flips on the way up", "framing stored")),
-        ("200 with an error, reading", "move ref", True),
-        *(("listing lacks keys", "verify", lasts) for lasts in (False, True)),
-    }
-)
-"""Cells (fault, operation, whether it lasts) that are not as the table says: a record that was hurt on its way is not
-asked for again, generations of a ref are followed for ever where there always is one more, and there is none."""
-
 
 def table() -> str:
     """All of it in Markdown: a row for each fault, a column for each operation."""

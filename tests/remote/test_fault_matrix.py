@@ -19,7 +19,7 @@ import pytest
 import ckptstore
 from ckptstore.errors import BackendError, CkptStoreError
 from ckptstore_cli.main import run
-from tests.remote.faultcases import FAULTS, NOT_YET, PAGE, Fault, written
+from tests.remote.faultcases import FAULTS, PAGE, Fault, written
 from tests.remote.faultworld import OPERATIONS, Operation, World, broken, proofs
 from tests.support import s3 as server
 from tests.support.faultactions import (
@@ -149,12 +149,9 @@ def results(request: pytest.FixtureRequest) -> Iterator[dict[Cell, Future[str]]]
 
 def check(results: dict[Cell, Future[str]], wanted: list[Cell]) -> None:
     found = {cell: results[cell].result() for cell in wanted}
-    wrong = []
-    for cell, text in found.items():
-        if (cell.fault, cell.operation, cell.lasts) in NOT_YET:
-            text = "" if text else "it is as it should be now: take it out of NOT_YET"
-        if text:
-            wrong.append(f"{cell.operation}, {'lasting' if cell.lasts else 'passing'}: {text}")
+    wrong = [
+        f"{cell.operation}, {'lasting' if cell.lasts else 'passing'}: {text}" for cell, text in found.items() if text
+    ]
     assert not wrong, "\n".join(wrong)
 
 
