@@ -21,6 +21,7 @@ from ckptstore.format.page import Entry, Role, TensorEntry, parse_page, show_rol
 from ckptstore.format.progress import count_updates, part_problems, problems
 from ckptstore.format.shard import Shard
 from ckptstore.format.state import Leaves, join_leaves, rng_root, shard_leaves, state_root
+from ckptstore.format.tensors import SHORT
 from ckptstore.format.tree import File, Preparation, Tree
 from ckptstore.objects import Objects, malformed
 
@@ -235,19 +236,18 @@ class _Reader:
         layouts: dict[Role, PackLayout] = {}
         tails: dict[Role, dict[Digest, Place]] = {}
         for entry in view.tensors():
-            place = view.place.at(role=entry.role, path=entry.path)
-            lengths = entry.lengths()
-            for number, (digest, length) in enumerate(zip(entry.chunks, lengths, strict=True)):
-                if number == len(lengths) - 1 and entry.tail:
+            for number, (digest, length) in enumerate(zip(entry.chunks, entry.lengths(), strict=True)):
+                place = view.place.at(role=entry.role, path=entry.path, chunk=number)
+                if length < SHORT:  # only a last one can be
                     layout = layouts.setdefault(entry.role, PackLayout())
                     layout.place(entry.path, digest, length)
-                    tails.setdefault(entry.role, {}).setdefault(digest, place.at(chunk=number))
+                    tails.setdefault(entry.role, {}).setdefault(digest, place)
                     if layout.slots[digest].length != length:
                         message = "two places give the same chunk different lengths"
                         expected, actual = f"{layout.slots[digest].length} bytes", f"{length} bytes"
-                        self._inconsistent(place.at(chunk=number), document_key(view.digest), message, expected, actual)
+                        self._inconsistent(place, document_key(view.digest), message, expected, actual)
                 else:
-                    self._need(digest, length, place.at(chunk=number))
+                    self._need(digest, length, place)
         listed = {packs.role: packs.digests for packs in view.shard.packs}
         for role in sorted(listed.keys() | layouts.keys()):
             layout = layouts.get(role, PackLayout())

@@ -14,6 +14,9 @@ MAX_DEPTH = 64
 MAX_INT = 2**53 - 1
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
 def encode(value: Json) -> bytes:
     """Canonical bytes of ``value``: sorted keys, no space, no float, integers within 2^53 - 1, nesting at most 64.
 
@@ -22,7 +25,7 @@ def encode(value: Json) -> bytes:
     """
     _check(value, 0)
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode()
+        return _ENCODER.encode(value).encode()
     except UnicodeEncodeError as error:
         bad = error.object[error.start]
         raise MalformedError("text", f"lone surrogate U+{ord(bad):04X} cannot be stored", "use valid Unicode") from None

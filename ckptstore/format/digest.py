@@ -25,6 +25,9 @@ class Digest:
         if type(self.raw) is not bytes or len(self.raw) != 32:
             raise MalformedError("digest", "a digest is exactly 32 bytes")
 
+    def __hash__(self) -> int:
+        return hash(self.raw)  # half the time of the one that would be made, and sets are full of digests
+
     @staticmethod
     def of(data: Buffer) -> Digest:
         """Plain BLAKE3-256 of ``data``: what ``b3sum`` prints."""

@@ -45,5 +45,8 @@ class MerkleTree:
     def root(self, leaves: Sequence[bytes], bound: dict[str, Json]) -> Digest:
         """Root over the data of ``leaves``, binding ``bound`` and the number of leaves."""
         head = self.head([self.leaf(data) for data in leaves])
-        statement = canonical.encode({**bound, "count": len(leaves), "tree": head.hex()})
+        return self.seal(canonical.encode({**bound, "count": len(leaves), "tree": head.hex()}))
+
+    def seal(self, statement: bytes) -> Digest:
+        """Root of the tree that ``statement`` describes."""
         return Digest(derive(f"ckptstore 1 {self.subject} root", statement))

@@ -44,5 +44,11 @@ def tensor_digest(dtype: str, shape: Sequence[int], chunks: Sequence[Digest]) ->
     length = checked_nbytes(dtype, tuple(shape))
     if len(chunks) != chunk_count(length):
         raise MalformedError("tensor", f"{len(chunks)} chunks for {length} bytes")
-    bound = {"dtype": dtype, "shape": list(shape), "length": length, "chunk": CHUNK}
-    return _TREE.root([chunk.raw for chunk in chunks], bound)  # type: ignore[arg-type]
+    head = _TREE.head([_TREE.leaf(chunk.raw) for chunk in chunks])
+    # Canonical JSON of F-22 for this subject, spelled out: it is made for every tensor that is written or read.
+    dimensions = ",".join(map(str, shape))
+    statement = (
+        f'{{"chunk":{CHUNK},"count":{len(chunks)},"dtype":"{dtype}","length":{length},'
+        f'"shape":[{dimensions}],"tree":"{head.hex()}"}}'
+    )
+    return _TREE.seal(statement.encode())

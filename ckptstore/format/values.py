@@ -12,7 +12,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from typing import Any, TypeAlias
 
 from ckptstore.errors import MalformedError, RefusedError
@@ -63,12 +62,16 @@ def checked_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Length in bytes of a tensor; MalformedError for a negative dimension or a size beyond 2^53 - 1."""
     if len(shape) > MAX_DIMENSIONS:
         raise MalformedError(f"shape of {len(shape)} dimensions", f"more than {MAX_DIMENSIONS}")
-    if any(type(size) is not int or size < 0 for size in shape):
-        raise MalformedError(f"shape {shape!r:.60}", "dimensions are integers of at least 0")
-    # Zeros count as ones here: an empty tensor must not smuggle in strides that no reader can hold.
-    if prod(size or 1 for size in shape) * item_size(dtype) > canonical.MAX_INT:
+    nbytes = nonzero = item_size(dtype)
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise MalformedError(f"shape {shape!r:.60}", "dimensions are integers of at least 0")
+        nbytes *= size
+        # Zeros count as ones here: an empty tensor must not smuggle in strides that no reader can hold.
+        nonzero *= size or 1
+    if nonzero > canonical.MAX_INT:
         raise MalformedError(f"shape {shape!r:.60}", "too large")
-    return prod(shape) * item_size(dtype)
+    return nbytes
 
 
 def to_json(value: object, where: str = "value", depth: int = 0) -> Json:

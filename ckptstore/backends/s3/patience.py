@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from logging import getLogger
-from threading import Thread
 from typing import TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception
 
 from ckptstore.backends import deadline
+from ckptstore.backends.s3.attempts import start
 from ckptstore.backends.s3.failures import TryAgainError, is_transient
 
 T = TypeVar("T")
@@ -77,6 +77,20 @@ class Patience:
                 told = "%s: %s in attempt %d; trying again for %.0f s at most"
                 getLogger("ckptstore").warning(told, what, type(error).__name__, state.attempt_number, left())
 
+        first: list[Exception] = []
+
+        def attempt() -> T:
+            if first:
+                raise first.pop()
+            return self._attempt(work, left())
+
+        try:
+            return attempt()  # most need nothing of what follows, which takes as long as a tenth of a request
+        except _Over:
+            raise deadline.out_of_time(what) from None
+        except Exception as error:
+            first.append(error)
+
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, Exception) and is_transient(error)),
             wait=pause,
@@ -86,7 +100,7 @@ class Patience:
             reraise=True,
         )
         try:
-            return retrying(lambda: self._attempt(work, left()))
+            return retrying(attempt)
         except _Over:
             raise deadline.out_of_time(what) from None
         except Exception as error:
@@ -105,7 +119,8 @@ class Patience:
             except BaseException as error:
                 box.put((None, error))
 
-        Thread(target=deadline.scope().context().run, args=(attempt,), daemon=True, name="ckptstore-request").start()
+        context = deadline.scope().context()
+        start(lambda: context.run(attempt))
         end = time.monotonic() + min(self.attempt_seconds, left)
         while True:
             try:
