@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptstore.attempts import Attempt
 from ckptstore.backends.capabilities import Capabilities
 from ckptstore.backends.deadline import deadline
 from ckptstore.backends.traffic import Traffic
+from ckptstore.commits.attempts import Attempt
 from ckptstore.errors import CkptStoreError
-from ckptstore.exchange import pull, push, push_shard
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
 from ckptstore.format.progress import Cursor
@@ -30,32 +29,33 @@ from ckptstore.format.records import Receipt, ShardReceipt
 from ckptstore.format.shard import Alias as Tie
 from ckptstore.lazy import load
 from ckptstore.opening import open_store as open
-from ckptstore.plan import Plan, plan_pull, plan_push
-from ckptstore.prices import Prices
 from ckptstore.store import Store
-from ckptstore.transfer import Transfer
+from ckptstore.transfers.exchange import pull, push, push_shard
+from ckptstore.transfers.plan import Plan, plan_pull, plan_push
+from ckptstore.transfers.prices import Prices
+from ckptstore.transfers.transfer import Transfer
 from ckptstore.trees import check_files
 from ckptstore.verify import VerifyReport
 
 if TYPE_CHECKING:
-    from ckptstore.capture import TrainingState as TrainingState
-    from ckptstore.copies import KeyCopies as KeyCopies
-    from ckptstore.copies import RootCopies as RootCopies
-    from ckptstore.durability import Ledger as Ledger
-    from ckptstore.durability import ledger as ledger
     from ckptstore.export import export_weights as export_weights
     from ckptstore.export import extract_checkpoint as extract_checkpoint
     from ckptstore.export import gather_evidence as gather_evidence
     from ckptstore.export import import_weights as import_weights
     from ckptstore.export import misnamed_documents as misnamed_documents
-    from ckptstore.pushes import Push as Push
+    from ckptstore.live.capture import TrainingState as TrainingState
+    from ckptstore.live.restore import Restored as Restored
+    from ckptstore.live.restore import arm as arm
+    from ckptstore.readbacks.copies import KeyCopies as KeyCopies
+    from ckptstore.readbacks.copies import RootCopies as RootCopies
+    from ckptstore.readbacks.durability import Ledger as Ledger
+    from ckptstore.readbacks.durability import ledger as ledger
     from ckptstore.remotes import add_remote as add_remote
     from ckptstore.remotes import known_remotes as known_remotes
     from ckptstore.remotes import open_remote as open_remote
     from ckptstore.remotes import remove_remote as remove_remote
-    from ckptstore.restore import Restored as Restored
-    from ckptstore.restore import arm as arm
-    from ckptstore.run import Run as Run
+    from ckptstore.running.pushes import Push as Push
+    from ckptstore.running.run import Run as Run
 
 __version__ = "0.1.0"
 
@@ -106,18 +106,18 @@ __all__ = [
 ]
 
 _LAZY = {
-    "KeyCopies": "ckptstore.copies",
-    "Ledger": "ckptstore.durability",
-    "RootCopies": "ckptstore.copies",
+    "KeyCopies": "ckptstore.readbacks.copies",
+    "Ledger": "ckptstore.readbacks.durability",
+    "RootCopies": "ckptstore.readbacks.copies",
     "add_remote": "ckptstore.remotes",
     "known_remotes": "ckptstore.remotes",
-    "ledger": "ckptstore.durability",
+    "ledger": "ckptstore.readbacks.durability",
     "open_remote": "ckptstore.remotes",
     "remove_remote": "ckptstore.remotes",
-    "Restored": "ckptstore.restore",
-    "Run": "ckptstore.run",
-    "TrainingState": "ckptstore.capture",
-    "arm": "ckptstore.restore",
+    "Restored": "ckptstore.live.restore",
+    "Run": "ckptstore.running.run",
+    "TrainingState": "ckptstore.live.capture",
+    "arm": "ckptstore.live.restore",
     "export_weights": "ckptstore.export",
     "extract_checkpoint": "ckptstore.export",
     "gather_evidence": "ckptstore.export",

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckptstore import trees
 from ckptstore import verify as verification
-from ckptstore.actors import store_id, store_of
-from ckptstore.attempts import Attempt, begin, give_up, verdict
 from ckptstore.backends.capabilities import Capabilities
 from ckptstore.backends.protocol import PruneBackend, ReadbackMethod
 from ckptstore.backends.traffic import Traffic
 from ckptstore.closure import Closure, read_closure
-from ckptstore.commit import Declared
-from ckptstore.concluding import conclude
+from ckptstore.commits.attempts import Attempt, begin, give_up, verdict
+from ckptstore.commits.commit import Declared
+from ckptstore.commits.concluding import conclude
 from ckptstore.endpoints import capabilities, is_single_writer, record
 from ckptstore.errors import (
     CkptStoreError,
@@ -49,15 +48,16 @@ from ckptstore.meter import OnProgress
 from ckptstore.names import checkpoints, resolve
 from ckptstore.objects import Objects, malformed, undamaged, writable
 from ckptstore.pins import pinned_shards
+from ckptstore.readbacks.actors import store_id, store_of
 from ckptstore.refs import Refs
 from ckptstore.verify import VerifyReport
 
 if TYPE_CHECKING:
-    from ckptstore.capture import TrainingState
     from ckptstore.catalogue import Catalogue
     from ckptstore.diff import Difference
-    from ckptstore.restore import Restored
-    from ckptstore.run import Run
+    from ckptstore.live.capture import TrainingState
+    from ckptstore.live.restore import Restored
+    from ckptstore.running.run import Run
 
 CATALOGUE_VARIABLE = "CKPT_CATALOGUE"
 """Environment variable with the URL of the database that keeps the catalogues of a team."""
@@ -207,8 +207,9 @@ class Store:
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def run(self, ref: str, **options: Any) -> Run:
-        """A training run that saves to ``ref``; see :class:`ckptstore.run.Run` for the arguments. Needs torch."""
-        run: Run = load("ckptstore.run").Run(self, ref, **options)
+        """A training run that saves to ``ref``; needs torch. See :class:`ckptstore.running.run.Run` for the
+        arguments."""
+        run: Run = load("ckptstore.running.run").Run(self, ref, **options)
         return run
 
     def begin(self, ref: str, after: RefRecord | None = None) -> Attempt:
@@ -249,7 +250,7 @@ class Store:
                 says so, and the other workers abort at once.
         """
         with self.lease(), self.objects.looking():
-            receipt: ShardReceipt = load("ckptstore.save").save_shard(
+            receipt: ShardReceipt = load("ckptstore.live.save").save_shard(
                 self.objects,
                 state,
                 attempt,
@@ -330,8 +331,9 @@ class Store:
         self, root: Digest, state: TrainingState, *, shard: int | None = None, atomic: bool = False
     ) -> Restored:
         """Put a checkpoint, or this process's shard of it, into live objects in place; see
-        :func:`ckptstore.restore.restore`."""
-        restored: Restored = load("ckptstore.restore").restore(self.objects, root, state, shard=shard, atomic=atomic)
+        :func:`ckptstore.live.restore.restore`."""
+        room = load("ckptstore.live.restore")
+        restored: Restored = room.restore(self.objects, root, state, shard=shard, atomic=atomic)
         return restored
 
     # -- files --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from ckptstore.actors import readback_details, store_id
 from ckptstore.backends.protocol import ReadBackend, ReadbackMethod
 from ckptstore.closure import Closure, Need, read_closure
 from ckptstore.errors import CkptStoreError, NotFoundError
@@ -18,6 +17,7 @@ from ckptstore.format.records import Receipt, closure_digest
 from ckptstore.leases import now
 from ckptstore.meter import OnProgress
 from ckptstore.objects import Objects
+from ckptstore.readbacks.actors import readback_details, store_id
 from ckptstore.threads import in_threads
 
 

@@ -12,9 +12,9 @@ import pytest
 
 import ckptstore
 from ckptstore import Digest, Receipt
-from ckptstore.actors import store_id, this_actor
 from ckptstore.format import values
 from ckptstore.format.records import closure_digest
+from ckptstore.readbacks.actors import store_id, this_actor
 from ckptstore.store import Store
 from tests.cli.conftest import Ckpt, Stores
 from tests.cli.test_moving import damage

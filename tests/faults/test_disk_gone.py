@@ -12,7 +12,7 @@ import pytest
 
 import ckptstore
 from ckptstore.errors import BackendError, ConflictError, NotFoundError
-from ckptstore.run import Run
+from ckptstore.running.run import Run
 from ckptstore.store import Store
 from tests.support.invariants import broken
 from tests.support.training import Training, make_training, save_steps

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import ckptstore
-from ckptstore.durability import ledger
 from ckptstore.errors import RefusedError
+from ckptstore.readbacks.durability import ledger
 from ckptstore.remotes import add_remote, known_remotes, open_remote, remotes_of
 from ckptstore.store import Store
 from tests.support.s3 import SharedServer

@@ -14,7 +14,7 @@ from ckptstore.backends.counting import CountingBackend
 from ckptstore.errors import UsageError
 from ckptstore.format import values
 from ckptstore.format.keys import receipt_prefix
-from ckptstore.readbacks import readback_of
+from ckptstore.readbacks.readbacks import readback_of
 from ckptstore.store import Store
 from tests.support.distant import Distant, Keeping, made
 from tests.support.pairs import states

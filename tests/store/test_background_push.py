@@ -18,7 +18,7 @@ import ckptstore
 from ckptstore import Digest
 from ckptstore.errors import BackendError, CkptStoreError, ConflictError, CorruptError, NotFoundError, UsageError
 from ckptstore.remotes import add_remote
-from ckptstore.run import Run
+from ckptstore.running.run import Run
 from ckptstore.store import Store
 from ckptstore_cli.main import run as ckpt
 from tests.support.faulty import FaultyBackend
@@ -376,7 +376,7 @@ def test_roots_do_not_depend_on_pushes(store: Store) -> None:
 
 
 def test_of_many_pushes_those_that_failed_are_remembered_longest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptstore.pushes._REMEMBERED", 2)
+    monkeypatch.setattr("ckptstore.running.pushes._REMEMBERED", 2)
     target, faulty = broken_store()
     model = Changing()
     run = store.run("main", model=model)

@@ -15,17 +15,17 @@ from torch import nn
 
 import ckptstore
 from ckptstore import Digest, Receipt
-from ckptstore.actors import bits, readback_details, store_id, this_actor
 from ckptstore.backends.counting import CountingBackend
-from ckptstore.copies import Copy, Holder, RootCopies
-from ckptstore.coverage import Evidence
-from ckptstore.durability import Ledger, ledger
 from ckptstore.errors import BackendError
 from ckptstore.format import values
 from ckptstore.format.keys import document_key, receipt_key
 from ckptstore.format.records import closure_digest
 from ckptstore.format.tree import File, Tree
-from ckptstore.readbacks import Part
+from ckptstore.readbacks.actors import bits, readback_details, store_id, this_actor
+from ckptstore.readbacks.copies import Copy, Holder, RootCopies
+from ckptstore.readbacks.coverage import Evidence
+from ckptstore.readbacks.durability import Ledger, ledger
+from ckptstore.readbacks.readbacks import Part
 from ckptstore.remotes import add_remote
 from ckptstore.store import Store
 from ckptstore.verify import verify

@@ -17,8 +17,8 @@ import ckptstore
 from ckptstore import Digest, Tie
 from ckptstore.errors import CorruptError, MalformedError, NotFoundError, RefusedError, UsageError
 from ckptstore.format.page import BUFFER, WEIGHT, Role, TensorEntry
+from ckptstore.live.tensors import TORCH_DTYPES
 from ckptstore.store import Store
-from ckptstore.tensors import TORCH_DTYPES
 from tests.support.faulty import FaultyBackend
 from tests.support.training import commit_state
 

@@ -16,8 +16,8 @@ from ckptstore import Digest
 from ckptstore.errors import CorruptError, RefusedError
 from ckptstore.format import values
 from ckptstore.format.page import HyperEntry, ValueEntry
+from ckptstore.live.tensors import TORCH_DTYPES
 from ckptstore.store import Store
-from ckptstore.tensors import TORCH_DTYPES
 from tests.support.faulty import FaultyBackend
 from tests.support.training import commit_state, make_training
 

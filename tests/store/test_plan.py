@@ -13,8 +13,8 @@ from ckptstore.closure import Closure, Need
 from ckptstore.errors import ConflictError, MalformedError, NotFoundError, UsageError
 from ckptstore.findings import Place
 from ckptstore.format.keys import document_key, object_key, retired_key
-from ckptstore.steps import Past, Way, decide
 from ckptstore.store import Store
+from ckptstore.transfers.steps import Past, Way, decide
 from tests.support.distant import Distant, made
 from tests.support.faulty import FaultyBackend
 from tests.support.pairs import states

@@ -11,8 +11,8 @@ from torch import nn
 
 import ckptstore
 from ckptstore.errors import MismatchError, RefusedError
+from ckptstore.live.tensors import DTYPES, chunks
 from ckptstore.store import Store
-from ckptstore.tensors import DTYPES, chunks
 from tests.support.training import commit_state
 
 SHAPES = [(), (1,), (0,), (0, 3), (3, 0), (1, 1), (5, 7)]

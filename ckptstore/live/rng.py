@@ -16,7 +16,7 @@ from ckptstore.format import values
 from ckptstore.format.canonical import Json
 from ckptstore.format.shard import RngEntry
 from ckptstore.format.values import TensorValue
-from ckptstore.tensors import tensor_value, value_tensor
+from ckptstore.live.tensors import tensor_value, value_tensor
 
 RandomGenerator: TypeAlias = "torch.Generator | np.random.Generator | np.random.RandomState | random.Random"
 

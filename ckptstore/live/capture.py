@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ckptstore.aliases import find_aliases
 from ckptstore.errors import RefusedError, UsageError
 from ckptstore.format import canonical, values
 from ckptstore.format.canonical import Json
@@ -20,10 +19,11 @@ from ckptstore.format.fields import DOCUMENT_LIMIT
 from ckptstore.format.page import EXTRA, HyperEntry, Role, ValueEntry
 from ckptstore.format.progress import NamedState
 from ckptstore.format.shard import Alias, Optimizer, RngEntry
-from ckptstore.modules import asked, extra_states, module_tensors
-from ckptstore.optimizers import capture_optimizer
-from ckptstore.rng import GENERATORS, RandomGenerator, capture_rng
-from ckptstore.tensors import TensorSource, check_tensor, plain, state_entries, type_name
+from ckptstore.live.aliases import find_aliases
+from ckptstore.live.modules import asked, extra_states, module_tensors
+from ckptstore.live.optimizers import capture_optimizer
+from ckptstore.live.rng import GENERATORS, RandomGenerator, capture_rng
+from ckptstore.live.tensors import TensorSource, check_tensor, plain, state_entries, type_name
 
 
 @runtime_checkable
@@ -105,7 +105,7 @@ class TrainingState:
         self.generators: dict[str, RandomGenerator] = _named(generators, "generator", GENERATORS, "generators")
 
     def tensors(self) -> dict[str, tuple[Role, Tensor]]:
-        """Live parameters and persistent buffers by path; see :func:`ckptstore.modules.module_tensors`."""
+        """Live parameters and persistent buffers by path; see :func:`ckptstore.live.modules.module_tensors`."""
         return module_tensors(self.modules)
 
     def capture(self) -> Captured:

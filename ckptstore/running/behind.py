@@ -7,10 +7,10 @@ import time
 from functools import partial
 
 from ckptstore.backends import deadline
-from ckptstore.background import Background
 from ckptstore.errors import BackendError
 from ckptstore.findings import raise_finding
 from ckptstore.format.digest import Digest
+from ckptstore.running.background import Background
 from ckptstore.store import Store
 from ckptstore.verify import verify
 

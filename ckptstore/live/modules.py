@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ckptstore.errors import CkptStoreError, RefusedError
 from ckptstore.format import values
 from ckptstore.format.page import BUFFER, WEIGHT, Role
-from ckptstore.tensors import type_name
+from ckptstore.live.tensors import type_name
 
 T = TypeVar("T")
 

@@ -14,7 +14,6 @@ from typing import Protocol, cast
 
 from ckptstore.backends.protocol import ReadBackend
 from ckptstore.closure import Closure
-from ckptstore.coverage import Closures, Keys
 from ckptstore.errors import CkptStoreError, MalformedError
 from ckptstore.findings import Finding
 from ckptstore.format import values
@@ -22,7 +21,8 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key
 from ckptstore.format.records import RECEIPT_LIMIT, Receipt
 from ckptstore.objects import Objects
-from ckptstore.readbacks import Part, readback_of
+from ckptstore.readbacks.coverage import Closures, Keys
+from ckptstore.readbacks.readbacks import Part, readback_of
 
 
 class Versioned(Protocol):

@@ -15,8 +15,8 @@ from ckptstore.format.canonical import Json, encode
 from ckptstore.format.page import HYPER, OPTIM, Entry, HyperEntry, Role, TensorEntry, ValueEntry, show_role
 from ckptstore.format.shard import Group, Optimizer
 from ckptstore.format.values import entry_refs
-from ckptstore.modules import asked
-from ckptstore.tensors import TORCH_DTYPES, TensorSource, live, plain, put_back, state_entries, type_name
+from ckptstore.live.modules import asked
+from ckptstore.live.tensors import TORCH_DTYPES, TensorSource, live, plain, put_back, state_entries, type_name
 
 SELECTORS = ("foreach", "fused", "capturable", "differentiable")
 """Keys of a parameter group that choose an implementation and are no part of what was learned."""

@@ -13,7 +13,7 @@ from ckptstore.errors import CkptStoreError, CorruptError, RefusedError
 from ckptstore.findings import Finding, Kind, Place, Report, raise_finding
 from ckptstore.format.digest import Digest
 from ckptstore.objects import Objects, repairing, writable
-from ckptstore.steps import Step, Way
+from ckptstore.transfers.steps import Step, Way
 
 _STALE_SECONDS = (0.1, 0.4, 1.5, 3.0)  # pauses before an endpoint that said "stored" is believed to have nothing
 _KEPT = 32 * 2**20  # bytes of documents that need not be read twice: two chunks

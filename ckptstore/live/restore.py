@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ckptstore.aliases import find_aliases
-from ckptstore.capture import TrainingState, parameter_paths
 from ckptstore.closure import Closure, ShardView, read_closure
+from ckptstore.commits.presence import check_presence
 from ckptstore.errors import (
     CkptStoreError,
     MismatchError,
@@ -24,7 +23,6 @@ from ckptstore.errors import (
     TornRestoreError,
     UsageError,
 )
-from ckptstore.fill import Target, fill_tensors
 from ckptstore.format import values
 from ckptstore.format.canonical import Json, encode
 from ckptstore.format.checkpoint import Checkpoint
@@ -42,13 +40,15 @@ from ckptstore.format.page import (
 from ckptstore.format.progress import NamedState
 from ckptstore.format.shard import Optimizer
 from ckptstore.format.state import differences, shard_leaves
-from ckptstore.modules import Slot, extra_states, find_slot
+from ckptstore.live.aliases import find_aliases
+from ckptstore.live.capture import TrainingState, parameter_paths
+from ckptstore.live.fill import Target, fill_tensors
+from ckptstore.live.modules import Slot, extra_states, find_slot
+from ckptstore.live.optimizers import OptimizerPlan, value_of
+from ckptstore.live.rng import capture_rng, restore_rng, rng_problem
+from ckptstore.live.save import HashSink, write_shard
+from ckptstore.live.tensors import DTYPES, TORCH_DTYPES, live
 from ckptstore.objects import Objects
-from ckptstore.optimizers import OptimizerPlan, value_of
-from ckptstore.presence import check_presence
-from ckptstore.rng import capture_rng, restore_rng, rng_problem
-from ckptstore.save import HashSink, write_shard
-from ckptstore.tensors import DTYPES, TORCH_DTYPES, live
 from ckptstore.threads import in_threads
 
 

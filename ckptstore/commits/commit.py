@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ckptstore.attempts import SAVE_AGAIN, Attempt
 from ckptstore.backends.deadline import check
 from ckptstore.closure import Closure, ShardView, read_parts, shape_problems
+from ckptstore.commits.attempts import SAVE_AGAIN, Attempt
+from ckptstore.commits.presence import check_presence
+from ckptstore.commits.proving import Proof, prove_parts, prove_root
 from ckptstore.errors import CkptStoreError, CommitAbortedError, MalformedError, RefusedError
 from ckptstore.findings import Place
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
@@ -23,8 +25,6 @@ from ckptstore.format.records import RefRecord, ShardReceipt
 from ckptstore.format.shard import Alias
 from ckptstore.format.state import join_leaves, rng_root, state_root
 from ckptstore.objects import Objects
-from ckptstore.presence import check_presence
-from ckptstore.proving import Proof, prove_parts, prove_root
 from ckptstore.refs import Refs
 
 

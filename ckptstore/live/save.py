@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ckptstore.attempts import Attempt, give_up, publish
 from ckptstore.backends.protocol import Buffer
-from ckptstore.capture import Captured, TrainingState
+from ckptstore.commits.attempts import Attempt, give_up, publish
 from ckptstore.errors import RefusedError, UsageError
 from ckptstore.format import values
 from ckptstore.format.canonical import MAX_INT
 from ckptstore.format.digest import Digest
 from ckptstore.format.progress import Cursor, Progress
 from ckptstore.format.records import ShardReceipt
+from ckptstore.live.capture import Captured, TrainingState
+from ckptstore.live.tensors import DTYPES, chunks
 from ckptstore.objects import Objects
-from ckptstore.tensors import DTYPES, chunks
 from ckptstore.write import Contents, Sink, TensorBytes, WrittenShard, write_contents
 
 

@@ -18,7 +18,7 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.records import closure_digest
 from ckptstore.format.shard import Shard
 from ckptstore.objects import Objects
-from ckptstore.readbacks import Part, Readback
+from ckptstore.readbacks.readbacks import Part, Readback
 
 SKEW = timedelta(minutes=1)
 """How far the clocks of two hosts may be apart before a receipt counts as one from the future."""

@@ -9,11 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptstore.backends import deadline
-from ckptstore.behind import ReadbackBehind
-from ckptstore.binding import default_binding, drift
-from ckptstore.capture import TrainingState
-from ckptstore.commit import Committed, Declared
-from ckptstore.concluding import conclude
+from ckptstore.commits.commit import Committed, Declared
+from ckptstore.commits.concluding import conclude
 from ckptstore.errors import (
     BackendError,
     CkptStoreError,
@@ -32,9 +29,12 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name
 from ckptstore.format.progress import Cursor
 from ckptstore.format.records import RefRecord
-from ckptstore.pushes import Push, Pushes, PushTo, targets
-from ckptstore.restore import Restored, arm
-from ckptstore.save import HashSink, write_shard
+from ckptstore.live.binding import default_binding, drift
+from ckptstore.live.capture import TrainingState
+from ckptstore.live.restore import Restored, arm
+from ckptstore.live.save import HashSink, write_shard
+from ckptstore.running.behind import ReadbackBehind
+from ckptstore.running.pushes import Push, Pushes, PushTo, targets
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -58,7 +58,7 @@ class Run:
         store: the store.
         ref: the ref that the run moves.
         model, optimizer, scheduler, scaler, data, generators, values: the live objects, as in
-            :class:`~ckptstore.capture.TrainingState`.
+            :class:`~ckptstore.live.capture.TrainingState`.
         binding: what decides bits, as plain values (default: torch version, threads, determinism switches, as they are
             at each save; what is not as in the parent is a deviation of the checkpoint).
         files: a tree that belongs to every checkpoint of the run.

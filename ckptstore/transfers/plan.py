@@ -22,18 +22,18 @@ from ckptstore.backends.traffic import Traffic
 from ckptstore.closure import read_closure
 from ckptstore.endpoints import require_exclusive
 from ckptstore.errors import NotFoundError
-from ckptstore.exchange import check, head_to_move, sorted_shards
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import STORE_KEY
 from ckptstore.format.records import Receipt, RefRecord
 from ckptstore.format.records import Store as StoreHeader
 from ckptstore.leases import lease
 from ckptstore.refs import Refs
-from ckptstore.sending import Outcome, Source
-from ckptstore.steps import Step, Steps, Way
 from ckptstore.store import Store
-from ckptstore.survey import Scope, read_history, survey
-from ckptstore.transfer import make_receipt, put_pin, put_receipt, put_retirements
+from ckptstore.transfers.exchange import check, head_to_move, sorted_shards
+from ckptstore.transfers.sending import Outcome, Source
+from ckptstore.transfers.steps import Step, Steps, Way
+from ckptstore.transfers.survey import Scope, read_history, survey
+from ckptstore.transfers.transfer import make_receipt, put_pin, put_receipt, put_retirements
 
 _NONE = Traffic(MappingProxyType({}))
 _HEADER = StoreHeader("0" * 32)  # as long as any other

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckptstore.actors import readback_details
 from ckptstore.backends.protocol import ReadbackMethod
 from ckptstore.closure import Closure
+from ckptstore.commits.presence import check_still_there
 from ckptstore.errors import CkptStoreError
 from ckptstore.findings import Finding, Kind, Place
 from ckptstore.format.digest import Digest
@@ -20,7 +20,7 @@ from ckptstore.format.keys import document_key
 from ckptstore.format.records import Receipt, closure_digest
 from ckptstore.leases import now
 from ckptstore.objects import Objects
-from ckptstore.presence import check_still_there
+from ckptstore.readbacks.actors import readback_details
 from ckptstore.threads import in_threads
 from ckptstore.verify import check_object
 

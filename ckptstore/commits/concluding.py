@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckptstore.attempts import Attempt, collect
-from ckptstore.commit import Committed, Declared, commit
+from ckptstore.commits.attempts import Attempt, collect
+from ckptstore.commits.commit import Committed, Declared, commit
+from ckptstore.commits.proving import Proof
 from ckptstore.errors import CommitAbortedError, RefusedError, UsageError
 from ckptstore.findings import raise_finding
 from ckptstore.format import values
 from ckptstore.format.digest import Digest
 from ckptstore.format.records import Receipt, RefRecord, ShardReceipt
 from ckptstore.leases import now
-from ckptstore.proving import Proof
 from ckptstore.verify import verify
 
 if TYPE_CHECKING:

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from ckptstore.actors import this_actor
 from ckptstore.backends import normalized
-from ckptstore.copies import Copy, Holder, KeyCopies, RootCopies
-from ckptstore.coverage import Closures, Evidence, Keys, cover
 from ckptstore.errors import CkptStoreError
 from ckptstore.findings import Finding
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key
 from ckptstore.format.records import Receipt
-from ckptstore.readbacks import Part, Readback, readback_of, receipts_about
+from ckptstore.readbacks.actors import this_actor
+from ckptstore.readbacks.copies import Copy, Holder, KeyCopies, RootCopies
+from ckptstore.readbacks.coverage import Closures, Evidence, Keys, cover
+from ckptstore.readbacks.readbacks import Part, Readback, readback_of, receipts_about
 from ckptstore.remotes import remotes_of
 from ckptstore.store import Store
 from ckptstore.threads import in_threads

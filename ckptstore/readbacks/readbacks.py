@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ckptstore.actors import bits
 from ckptstore.backends.protocol import ReadBackend, ReadbackMethod
 from ckptstore.errors import CkptStoreError, MalformedError
 from ckptstore.findings import Finding, Kind, Place, Report
@@ -19,6 +18,7 @@ from ckptstore.format import values
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import NONCE, receipt_key, receipt_prefix
 from ckptstore.format.records import RECEIPT_LIMIT, Receipt
+from ckptstore.readbacks.actors import bits
 
 OPERATIONS = ("verify", "read", "push", "pull")
 """Operations that read a closure back; ``read`` is a verification that did not reach the medium."""

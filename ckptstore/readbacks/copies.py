@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ckptstore.coverage import Evidence
 from ckptstore.format.digest import Digest
+from ckptstore.readbacks.coverage import Evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name
 from ckptstore.format.records import RefRecord, ShardReceipt
 from ckptstore.meter import OnProgress
-from ckptstore.sending import Source
 from ckptstore.store import Store
-from ckptstore.survey import Scope, ancestors
-from ckptstore.transfer import Transfer, send_shard, transfer
+from ckptstore.transfers.sending import Source
+from ckptstore.transfers.survey import Scope, ancestors
+from ckptstore.transfers.transfer import Transfer, send_shard, transfer
 
 
 def push(

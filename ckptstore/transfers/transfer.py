@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from ckptstore.actors import readback_details
-from ckptstore.ages import versioned
 from ckptstore.backends.protocol import ReadBackend, WriteBackend
 from ckptstore.closure import Closure, read_closure, read_shard
 from ckptstore.errors import BackendError, MalformedError
@@ -18,10 +16,12 @@ from ckptstore.format.records import Pin, Receipt, Retired, closure_digest
 from ckptstore.leases import lease, now
 from ckptstore.meter import OnProgress
 from ckptstore.objects import Objects, writable
-from ckptstore.sending import Outcome, Sender, Source
-from ckptstore.steps import Past, Step
-from ckptstore.survey import Scope, read_history, survey
+from ckptstore.readbacks.actors import readback_details
 from ckptstore.threads import in_threads
+from ckptstore.transfers.ages import versioned
+from ckptstore.transfers.sending import Outcome, Sender, Source
+from ckptstore.transfers.steps import Past, Step
+from ckptstore.transfers.survey import Scope, read_history, survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class _HistorySender(Sender):
         self._whole = whole
 
     def create(self, step: Step) -> bool:
-        """See :class:`~ckptstore.sending.Sender`."""
+        """See :class:`~ckptstore.transfers.sending.Sender`."""
         store = writable(self.target.backend)
         if any(store.stat(document_key(shard)) is None for shard in self._whole.get(step.key, ())):
             put_retirements(store, [step.digest])

@@ -18,14 +18,14 @@ from threading import Lock
 from typing import TypeAlias
 
 from ckptstore.backends import deadline, normalized
-from ckptstore.background import Background
 from ckptstore.errors import BackendError, CkptStoreError, UsageError
-from ckptstore.exchange import push
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import is_ref_name
 from ckptstore.remotes import open_remote, remotes_of
+from ckptstore.running.background import Background
 from ckptstore.store import Store
-from ckptstore.transfer import Transfer
+from ckptstore.transfers.exchange import push
+from ckptstore.transfers.transfer import Transfer
 
 WAITING = 2
 """Checkpoints that may wait for a target, besides the one that is under way, before a save waits for it too."""

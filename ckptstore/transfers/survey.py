@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckptstore.actors import store_id
-from ckptstore.ages import Ages, versioned
 from ckptstore.backends.protocol import ReadBackend
 from ckptstore.closure import Closure
 from ckptstore.errors import CorruptError, NotFoundError
@@ -18,8 +16,10 @@ from ckptstore.findings import Place
 from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.keys import document_key
 from ckptstore.objects import Objects
-from ckptstore.readbacks import Part
-from ckptstore.steps import Past, Steps, decide, lost
+from ckptstore.readbacks.actors import store_id
+from ckptstore.readbacks.readbacks import Part
+from ckptstore.transfers.ages import Ages, versioned
+from ckptstore.transfers.steps import Past, Steps, decide, lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""From shards to a checkpoint that a ref names: attempts, joining, proof, verdict."""

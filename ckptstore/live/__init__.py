@@ -1,0 +1,1 @@
+"""Live tensors and torch's own state: the only room that imports torch."""

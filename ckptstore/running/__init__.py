@@ -1,0 +1,1 @@
+"""A training run: resumes, saves, and what goes on behind it."""
