@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
@@ -27,14 +27,14 @@ def in_threads(work: Callable[[S], R], items: Iterable[S], threads: int | None =
     count = threads or min(4, os.cpu_count() or 1)
     source = iter(items)
     mine = scope()
-    with ThreadPoolExecutor(count) as pool:
-        pending = [pool.submit(mine.context().run, work, item) for item in islice(source, 2 * count)]
-        try:
-            while pending:
-                check("the next object")
-                yield pending.pop(0).result()
-                pending.extend(pool.submit(mine.context().run, work, item) for item in islice(source, 1))
-        finally:
-            mine.give_up()
-            for future in pending:
-                future.cancel()
+    pending: list[Future[R]] = []
+    pool = ThreadPoolExecutor(count)
+    try:
+        pending.extend(pool.submit(mine.context().run, work, item) for item in islice(source, 2 * count))
+        while pending:
+            check("the next object")
+            yield pending.pop(0).result()
+            pending.extend(pool.submit(mine.context().run, work, item) for item in islice(source, 1))
+    finally:
+        mine.give_up()  # first, or an interrupt would wait for every request that hangs
+        pool.shutdown(cancel_futures=True)

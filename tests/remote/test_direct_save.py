@@ -277,7 +277,7 @@ def test_files_of_a_run_are_read_back_once(store: Store, tmp_path: Path) -> None
 
 
 def test_a_readback_behind_is_refused_where_bytes_pass_a_network(store: Store) -> None:
-    """A ref names only what was read back in full; so nothing can be read back behind it."""
+    """F-157: a ref names only what was read back in full; so nothing can be read back behind it."""
     with pytest.raises(UsageError, match="read back"):
         store.run("main", model=nn.Linear(2, 2), readback="behind")
     attempt = store.begin("main")
