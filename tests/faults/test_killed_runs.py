@@ -14,7 +14,6 @@ import pytest
 import ckptstore
 
 STEPS = 40
-KILLS = 5
 
 
 def start(kind: str, folder: Path, ref: str) -> subprocess.Popen[str]:
@@ -30,16 +29,17 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.timeout(600)  # eleven interpreters with torch are started; on a loaded machine each takes its time
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("kind", ["convolutional", "transformer"])
-def test_a_killed_loop_ends_in_the_root_of_the_uninterrupted_one(kind: str, tmp_path: Path) -> None:
-    """B001, B008, B050: five times, each killed with SIGKILL once, while it trains or saves."""
+def test_a_killed_loop_ends_in_the_root_of_the_uninterrupted_one(kind: str, times: int, tmp_path: Path) -> None:
+    """B001, B008, B050: several times, each killed with SIGKILL once, while it trains or saves."""
     ckptstore.open(tmp_path, create=True)
     finish(start(kind, tmp_path, "straight"))
     store = ckptstore.open(tmp_path)
     expected = store.head("straight")
     moments = random.Random(kind)
     killed = []
-    for number in range(KILLS):
+    for number in range(times):
         ref = f"run-{number}x"
         with start(kind, tmp_path, ref) as process:
             assert process.stdout is not None

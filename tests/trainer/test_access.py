@@ -117,6 +117,7 @@ def test_a_server_of_the_run_lasts_as_long_as_the_block_and_gives_hosts_keys_tha
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of something else")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of something else")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
     with access.reach("s3", tmp_path, "trainer") as found:
         assert (found.kind, found.read_only) == (SERVER, True)
         store = ckptstore.open(found.url, create=True)
