@@ -29,8 +29,14 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.timeout(600)  # eleven interpreters with torch are started; on a loaded machine each takes its time
-@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.deep)])
-@pytest.mark.parametrize("kind", ["convolutional", "transformer"])
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [
+        ("convolutional", 2),
+        pytest.param("convolutional", 5, marks=pytest.mark.deep),
+        pytest.param("transformer", 5, marks=pytest.mark.deep),
+    ],
+)
 def test_a_killed_loop_ends_in_the_root_of_the_uninterrupted_one(kind: str, times: int, tmp_path: Path) -> None:
     """B001, B008, B050: several times, each killed with SIGKILL once, while it trains or saves."""
     ckptstore.open(tmp_path, create=True)

@@ -52,13 +52,14 @@ class Cell:
 
 
 def cells(name: str, *, every: bool) -> list[Cell]:
-    """The cells of a fault; not ``every``: a fifth of its operations, turn and turn about passing and lasting."""
+    """The cells of a fault; not ``every``: a tenth of its operations, turn and turn about passing and lasting."""
     fault, row = FAULTS[name], list(FAULTS).index(name)
     met = [operation for operation, does in OPERATIONS.items() if fault.strikes & does.uses]
     if every:
         return [Cell(name, operation, lasts) for operation in met for lasts in (False, True)]
     return [
-        Cell(name, operation, (row + column) % 2 == 1) for column, operation in enumerate(met[row % 5 :: 5] or met[:1])
+        Cell(name, operation, (row + column) % 2 == 1)
+        for column, operation in enumerate(met[row % 10 :: 10] or met[:1])
     ]
 
 

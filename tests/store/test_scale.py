@@ -53,6 +53,7 @@ def everything(folder: Path, number: int) -> None:
         assert catalogue.rebuild()["tensors"] == 2 * number
 
 
+@pytest.mark.deep
 def test_a_shard_of_thousands_of_tiny_tensors(tmp_path: Path) -> None:
     everything(tmp_path, 2000)
 

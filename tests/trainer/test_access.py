@@ -117,7 +117,8 @@ def test_a_server_of_the_run_lasts_as_long_as_the_block_and_gives_hosts_keys_tha
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of something else")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of something else")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.delenv("NO_PROXY", raising=False)
+    for name in ("NO_PROXY", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.delenv(name, raising=False)
     with access.reach("s3", tmp_path, "trainer") as found:
         assert (found.kind, found.read_only) == (SERVER, True)
         store = ckptstore.open(found.url, create=True)
@@ -194,6 +195,7 @@ def test_damaged_keys_and_addresses_are_refused_without_being_quoted(
     assert not [key for key in (found.admin.secret_key, found.admin.access_key) if key in str(raised.value)]
 
 
+@pytest.mark.deep
 def test_the_reader_of_a_server_may_not_write(kept: S3Server) -> None:
     server = s3folder.kept_server(kept.folder)
     with server, closing(plain_client(server.endpoint, server.kept.reader)) as client:
