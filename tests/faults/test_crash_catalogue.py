@@ -1,6 +1,6 @@
 """The catalogue is an index: a process killed while it writes it loses nothing, and the next one goes on (B082).
 
-Public sources: openai/codex#30957, optuna/optuna#815, treeverse/dvc#1918, anomalyco/opencode#14970.
+Public sources: optuna/optuna#815, treeverse/dvc#1918.
 """
 
 from __future__ import annotations
