@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from torch import nn
 
 import ckptstore
 from ckptstore import Digest
+from ckptstore.backends.s3.address import S3Address
+from ckptstore.backends.s3.backend import S3Backend
 from ckptstore.backends.traffic import Traffic
 from ckptstore.store import Store
+from tests.support.faultanswers import PageSize
+from tests.support.faultproxy import FaultProxy
 from tests.support.training import commit_state
 
 
@@ -185,3 +190,18 @@ def test_a_plan_changes_nothing(store: Store, far: str) -> None:
     assert [stat.key for stat in target.backend.list("")] == before
     assert set(traffic(target).requests) <= {"GetObject", "HeadObject", "ListObjectsV2", "ListObjectVersions"}
     assert ckptstore.push(store, target, root, ref="main").sent_keys == len(store.closure(root).sizes())
+
+
+def test_looking_for_few_among_many_takes_few_listings_whatever_the_pages(url: str, proxy: FaultProxy) -> None:
+    """What a listing does not come to may be there."""
+    ckptstore.open(url, create=True)
+    backend = S3Backend(replace(S3Address.parse(url), endpoint_url=proxy.endpoint, addressing="path"))
+    keys = [f"documents/{number:02x}/{Digest.of(bytes([number])).hex}" for number in range(9)]
+    for key in keys:
+        backend.create(key, b"x")
+    absent = f"documents/ff/{'f' * 64}"
+    assert backend.present([*keys, absent]) == set(keys)
+    proxy.add(PageSize(2), method="GET", path="list-type")
+    before = backend.traffic
+    assert backend.present([absent]) == {absent}
+    assert backend.traffic.since(before).requests == {"ListObjectsV2": 1}

@@ -113,6 +113,11 @@ class S3Address:
         return S3Address(parts.netloc, f"{prefix}/" if prefix else "", **given)
 
     @property
+    def owner(self) -> dict[str, Any]:
+        """What each request says of the bucket's owner."""
+        return {} if self.bucket_owner is None else {"ExpectedBucketOwner": self.bucket_owner}
+
+    @property
     def url(self) -> str:
         """The URL with the options that differ from the defaults."""
         given = {

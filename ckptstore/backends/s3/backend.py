@@ -21,23 +21,20 @@ from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, Traits, ch
 from ckptstore.backends.s3.address import S3Address
 from ckptstore.backends.s3.client import Clients
 from ckptstore.backends.s3.failures import TryAgainError, code_of, is_rejected, is_status, translated
+from ckptstore.backends.s3.listing import QUARANTINE, Listings
 from ckptstore.backends.s3.patience import Patience
 from ckptstore.backends.s3.probe import probe
 from ckptstore.backends.traffic import Traffic, TrafficMeter
 from ckptstore.backends.window import window
-from ckptstore.errors import CkptStoreError, CorruptError, NotFoundError, UsageError
+from ckptstore.errors import CkptStoreError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 T = TypeVar("T")
 
-QUARANTINE = "quarantine"
-
 _FIRST_CONTACT_SECONDS = 15.0  # a wrong endpoint is told soon; one that was there may go away for longer
 _SMALL = 1 << 16  # bytes: records have no digest for a name, so the server shall notice if one is hurt on the way
-_PAGE = 1000  # keys of one answer to ListObjectsV2
-_KEYS_PER_LISTING = 20  # a listing is worth one request for so many keys that need not be asked for alone
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -52,6 +49,7 @@ class S3Backend:
         self._meter = TrafficMeter()
         self._clients = Clients(address, self._meter)
         self._patience = Patience(address.attempt_seconds, address.operation_seconds)
+        self._listings = Listings(address, self._call)
         self._met = False
         self._versions: dict[str, str] = {}
 
@@ -85,7 +83,7 @@ class S3Backend:
             if offset and length == 0:
                 return b""
             try:
-                answer: Any = client.get_object(Bucket=self.address.bucket, Key=name, **ranged, **self._owner())
+                answer: Any = client.get_object(Bucket=self.address.bucket, Key=name, **ranged, **self.address.owner)
             except client.exceptions.ClientError as error:
                 if offset and is_status(error, 416):
                     return b""
@@ -112,7 +110,7 @@ class S3Backend:
 
         def work(client: S3Client) -> Stat | None:
             try:
-                answer = client.head_object(Bucket=self.address.bucket, Key=name, **self._owner())
+                answer = client.head_object(Bucket=self.address.bucket, Key=name, **self.address.owner)
             except client.exceptions.ClientError as error:
                 if is_status(error, 404) and code_of(error) != "NoSuchBucket":
                     return None
@@ -122,56 +120,16 @@ class S3Backend:
         return self._call(f"asking for key {key}", work)
 
     def present(self, keys: Collection[str]) -> set[str]:
-        """See :class:`~ckptstore.backends.protocol.ReadBackend`.
-
-        The folders that hold the keys are listed, as long as that takes fewer requests than one for 20 keys. Of those
-        that a listing did not come to, nothing is known.
-        """
-        unknown = set(keys)
-        found: set[str] = set()
-        pages = len(keys) // _KEYS_PER_LISTING + len({key.partition("/")[0] for key in keys})
-        for folder in sorted({key.partition("/")[0] for key in keys}):
-            wanted = {key for key in unknown if key.startswith(f"{folder}/")}
-            for page in self._pages(f"{folder}/"):
-                pages -= 1
-                seen = {stat.key for stat in page}
-                found |= wanted & seen
-                if pages <= 0 and len(page) == _PAGE:
-                    found |= wanted  # not listed to its end: they may be there
-                    break
-        return found
+        """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
+        return self._listings.present(keys)
 
     def sizes(self, keys: Collection[str]) -> dict[str, int]:
-        """Sizes of those of ``keys`` that listings come to, as long as a listing comes to 20 of them; of the others
-        nothing is known. A hint."""
-        found: dict[str, int] = {}
-        for folder in sorted({key.partition("/")[0] for key in keys}):
-            wanted = {key for key in keys if key.startswith(f"{folder}/")}
-            read = covered = 0
-            for page in self._pages(f"{folder}/"):
-                seen = {stat.key: stat.size for stat in page if stat.key in wanted}
-                found |= seen
-                read, covered = read + 1, covered + len(seen)
-                if covered < read * _KEYS_PER_LISTING:
-                    break  # they lie too thin among others: asking for each is not dearer
-        return found
+        """See :meth:`~ckptstore.backends.s3.listing.Listings.sizes`."""
+        return self._listings.sizes(keys)
 
     def versions(self, keys: Collection[str]) -> dict[str, str]:
-        """The present version id of each of ``keys`` whose bucket keeps versions; a hint, from listings."""
-        wanted = set(keys)
-        found: dict[str, str] = {}
-        for folder in sorted({key.partition("/")[0] for key in wanted}):
-            marker: dict[str, str] = {}
-            while True:
-                answer = self._version_page(f"{folder}/", marker)
-                for item in answer.get("Versions", ()):
-                    key = item["Key"].removeprefix(self.address.prefix)
-                    if item["IsLatest"] and key in wanted and item.get("VersionId", "null") != "null":
-                        found[key] = item["VersionId"]
-                if not answer.get("IsTruncated"):
-                    break
-                marker = {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}
-        return found
+        """See :meth:`~ckptstore.backends.s3.listing.Listings.versions`."""
+        return self._listings.versions(keys)
 
     def versions_read(self) -> dict[str, str]:
         """The version id under which each key was last read by this process, where the bucket keeps versions."""
@@ -187,7 +145,7 @@ class S3Backend:
         return iter(()) if prefix.partition("/")[0] == QUARANTINE else self._listed(prefix)
 
     def _listed(self, prefix: str) -> Iterator[Stat]:
-        stats: Iterator[Stat] = (stat for page in self._pages(prefix) for stat in page)
+        stats: Iterator[Stat] = (stat for page in self._listings.pages(prefix) for stat in page.stats)
         if self.capabilities is None or not self.capabilities.list_in_order:
             stats = iter(sorted(stats, key=lambda stat: stat.key))
         last = ""
@@ -195,45 +153,6 @@ class S3Backend:
             if stat.key != last:  # a page may begin with what the one before it ended with
                 yield stat
             last = stat.key
-
-    def _pages(self, prefix: str) -> Iterator[builtins.list[Stat]]:
-        token: dict[str, Any] = {}
-        while True:
-            answer = self._page(prefix, token)
-            page = []
-            for item in answer.get("Contents", ()):
-                key = item["Key"].removeprefix(self.address.prefix)
-                if key.partition("/")[0] == QUARANTINE or (key.endswith("/") and not item["Size"]):
-                    continue  # a console's mark for a folder
-                try:
-                    page.append(Stat(check_key(key), item["Size"]))
-                except UsageError as error:
-                    hint = "move it out of the store's prefix"
-                    raise CorruptError(f"{self.url}: {key!r:.200}", "not the name of a key", hint) from error
-            yield page
-            if not answer.get("IsTruncated"):
-                return
-            token = {"ContinuationToken": answer["NextContinuationToken"]}
-
-    def _page(self, prefix: str, token: dict[str, Any]) -> Any:
-        def work(client: S3Client) -> Any:
-            where = {"Bucket": self.address.bucket, "Prefix": self.address.prefix + prefix, **self._owner()}
-            answer: Any = client.list_objects_v2(**where, **token)
-            if "IsTruncated" not in answer or (answer["IsTruncated"] and not answer.get("NextContinuationToken")):
-                raise TryAgainError("no listing")  # an error in an answer that says 200
-            return answer
-
-        return self._call(f"listing {prefix or 'all keys'}", work)
-
-    def _version_page(self, prefix: str, marker: Any) -> Any:
-        def work(client: S3Client) -> Any:
-            where = {"Bucket": self.address.bucket, "Prefix": self.address.prefix + prefix, **self._owner()}
-            answer: Any = client.list_object_versions(**where, **marker)
-            if "IsTruncated" not in answer:
-                raise TryAgainError("no listing")
-            return answer
-
-        return self._call(f"listing versions of {prefix}", work)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -280,7 +199,7 @@ class S3Backend:
             name = self._name(key)
             self._call(
                 f"deleting key {key}",
-                lambda client: client.delete_object(Bucket=self.address.bucket, Key=name, **self._owner()),
+                lambda client: client.delete_object(Bucket=self.address.bucket, Key=name, **self.address.owner),
                 writing=True,
             )
         return there
@@ -289,7 +208,7 @@ class S3Backend:
         """Find out what the endpoint honours, with a few requests under a key of its own that is deleted again."""
         self.capabilities = self._call(
             "probing the endpoint",
-            lambda client: probe(client, self.address, self._owner(), self._keeping()),
+            lambda client: probe(client, self.address, self.address.owner, self._keeping()),
             writing=True,
         )
         return self.capabilities
@@ -306,7 +225,7 @@ class S3Backend:
             sums["ChecksumSHA256"] = base64.b64encode(hashlib.sha256(body).digest()).decode()
         elif self.address.checksums == "required" and len(body) <= _SMALL:
             sums["ContentMD5"] = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-        options = {**sums, **condition, **self._keeping(), **self._owner()}
+        options = {**sums, **condition, **self._keeping(), **self.address.owner}
         client.put_object(Bucket=self.address.bucket, Key=name, Body=body, **options)
 
     def _put_aside(self, key: str, aside: str) -> None:
@@ -315,7 +234,7 @@ class S3Backend:
 
         def work(client: S3Client) -> None:
             source: Any = {"Bucket": bucket, "Key": name}
-            client.copy_object(Bucket=bucket, Key=aside, CopySource=source, **self._keeping(), **self._owner())
+            client.copy_object(Bucket=bucket, Key=aside, CopySource=source, **self._keeping(), **self.address.owner)
 
         try:
             self._call(f"putting key {key} aside", work, writing=True, patience=self._short())
@@ -336,7 +255,7 @@ class S3Backend:
 
     def _rest(self, client: S3Client, name: str) -> bytes:
         """As many bytes of a damaged object as come before the server gives up."""
-        answer: Any = client.get_object(Bucket=self.address.bucket, Key=name, **self._owner())
+        answer: Any = client.get_object(Bucket=self.address.bucket, Key=name, **self.address.owner)
         pieces: builtins.list[bytes] = []
         try:
             while piece := answer["Body"].read(1 << 20):
@@ -406,9 +325,6 @@ class S3Backend:
             "StorageClass": self.address.storage_class,
         }
         return {option: value for option, value in options.items() if value is not None}
-
-    def _owner(self) -> dict[str, Any]:
-        return {} if self.address.bucket_owner is None else {"ExpectedBucketOwner": self.address.bucket_owner}
 
 
 def _start(answer: Any) -> int:
