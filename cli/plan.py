@@ -13,23 +13,15 @@ from ckptstore.errors import NotFoundError, UsageError
 
 from . import output
 from .command import Session, command, shard_option
-from .duration import duration
 from .exits import epilog
 from .other_store import other_store
-from .transfer import print_traffic, ref_to_move, traffic_record
+from .transfer import max_age_option, print_traffic, ref_to_move, traffic_record
 
 _PRICES = click.option(
     "--prices",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="A price table; then the cost is printed as well.",
-)
-_MAX_AGE = click.option(
-    "--max-age",
-    type=duration,
-    default="0",
-    metavar="DURATION",
-    help="Read nothing again that was read back so short a time ago, under the same version [default: 0].",
 )
 
 
@@ -68,7 +60,7 @@ def COMMAND() -> None:
 @click.option("--ref", metavar="NAME", help="Let this ref name it there [default: the same, if ROOT is a ref].")
 @click.option("--no-ref", is_flag=True, help="Move no ref there.")
 @click.option("--create", is_flag=True, help="There may be no store yet; making it is not in the plan.")
-@_MAX_AGE
+@max_age_option
 @_PRICES
 def push(
     session: Session,
@@ -105,7 +97,7 @@ def push(
 @click.option("--ref", metavar="NAME", help="Let this ref name it here [default: the same, if ROOT is a ref there].")
 @click.option("--no-ref", is_flag=True, help="Move no ref here.")
 @click.option("--no-files", is_flag=True, help="Leave out trees of files, which restoring a shard does not need.")
-@_MAX_AGE
+@max_age_option
 @_PRICES
 def pull(
     session: Session,

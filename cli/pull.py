@@ -10,9 +10,8 @@ import ckptstore
 from ckptstore.errors import NotFoundError, UsageError
 
 from .command import Session, command, shard_option
-from .duration import duration
 from .other_store import other_store
-from .transfer import ref_to_move, transfer
+from .transfer import max_age_option, ref_to_move, transfer, within_option
 
 
 @command("pull", codes=(3, 4, 5, 6, 8, 9))
@@ -23,14 +22,8 @@ from .transfer import ref_to_move, transfer
 @click.option("--no-ref", is_flag=True, help="Move no ref here.")
 @click.option("--no-files", is_flag=True, help="Leave out trees of files, which restoring a shard does not need.")
 @click.option("--create", is_flag=True, help="Make the store named by --store if there is none.")
-@click.option(
-    "--max-age",
-    type=duration,
-    default="0",
-    metavar="DURATION",
-    help="Read nothing again that was read back so short a time ago, under the same version [default: 0].",
-)
-@click.option("--within", type=duration, metavar="DURATION", help="Give up after 3600, 90m, 12h, 7d for the whole.")
+@max_age_option
+@within_option
 def COMMAND(
     session: Session,
     root: str,

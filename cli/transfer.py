@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import click
+
 from ckptstore import Digest, Store, Traffic, Transfer
 from ckptstore.errors import UsageError
 from ckptstore.format.keys import is_ref_name
 
 from . import describe, output
 from .command import Session
+from .duration import duration
 from .progress import progress
+
+max_age_option = click.option(
+    "--max-age",
+    type=duration,
+    default="0",
+    metavar="DURATION",
+    help="Read nothing again that was read back so short a time ago, under the same version [default: 0].",
+)
+"""``--max-age``, in seconds."""
+
+within_option = click.option(
+    "--within", type=duration, metavar="DURATION", help="Give up after 3600, 90m, 12h, 7d for the whole."
+)
+"""``--within``, in seconds; None if it was not given."""
 
 
 def ref_to_move(name: str, ref: str | None, no_ref: bool, shards: tuple[int, ...] | None) -> str | None:
