@@ -41,8 +41,14 @@ def client(s3: server.SharedServer) -> Iterator[S3Client]:
 
 
 @pytest.fixture
-def proxy(s3: server.SharedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A fault proxy before the shared server, without rules; the environment leads S3 clients through it."""
+def bare_proxy(s3: server.SharedServer) -> Iterator[FaultProxy]:
+    """A fault proxy before the shared server, without rules, by which only those go who name its endpoint."""
     with FaultProxy(s3.server.port, s3.server.admin, s3.server.reader) as found:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", found.endpoint)
         yield found
+
+
+@pytest.fixture
+def proxy(bare_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> FaultProxy:
+    """The same; the environment leads S3 clients through it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bare_proxy.endpoint)
+    return bare_proxy

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from torch import nn
 
 import ckptstore
 from ckptstore import Digest
-from ckptstore.backends.traffic import Traffic
 from ckptstore.errors import (
     BackendError,
     CkptStoreError,
@@ -33,6 +31,7 @@ from ckptstore.errors import (
 from ckptstore.format.keys import document_key
 from ckptstore.store import Store
 from tests.support import s3 as server
+from tests.support.buckets import interrupted_when, layers, missing, through, traffic
 from tests.support.faultactions import Blackhole, Call, LostAnswer
 from tests.support.faultbytes import FlipRequest, FlipResponse
 from tests.support.faultproxy import FaultProxy
@@ -47,35 +46,6 @@ if TYPE_CHECKING:
 def store(url: str) -> Store:
     """An empty store in a bucket."""
     return ckptstore.open(url, create=True)
-
-
-@pytest.fixture
-def proxy(s3: server.SharedServer) -> Iterator[FaultProxy]:
-    """A proxy before the server."""
-    with FaultProxy(s3.server.port, s3.server.admin) as found:
-        yield found
-
-
-def through(proxy: FaultProxy, s3: server.SharedServer, prefix: str, **options: str) -> Store:
-    """The store below ``prefix``, made if need be, by way of the proxy."""
-    ckptstore.open(s3.url(prefix), create=True)
-    return ckptstore.open(s3.url(prefix, endpoint_url=proxy.endpoint, addressing="path", **options))
-
-
-def layers(value: float = 0.0) -> nn.ParameterList:
-    """Six weights, each an object of its own."""
-    torch.manual_seed(0)
-    return nn.ParameterList([nn.Parameter(torch.randn(300, 300) + value) for _ in range(6)])
-
-
-def traffic(store: Store) -> Traffic:
-    assert store.traffic is not None
-    return store.traffic
-
-
-def missing(store: Store) -> list[str]:
-    """What a ref of the store leads to and is not there whole."""
-    return [str(f) for name in store.refs.names() for f in store.verify(name).findings]
 
 
 # -- the same run -----------------------------------------------------------------------------------------------------
@@ -105,7 +75,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.timeout(600)  # interpreters with torch are started
 def test_a_killed_run_in_a_bucket_ends_in_the_root_of_the_uninterrupted_one(
-    s3: server.SharedServer, proxy: FaultProxy, tmp_path: Path
+    s3: server.SharedServer, bare_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     """B001, B050: killed with SIGKILL inside the upload of an object, and after the ref moved, before it knew. Each
     time a fresh process resumes; none of them has a place to put files."""
@@ -123,8 +93,8 @@ def test_a_killed_run_in_a_bucket_ends_in_the_root_of_the_uninterrupted_one(
             gone.set()
 
         action = Call(before=kill) if path == "/objects/" else Call(after=kill)
-        proxy.add(action, method="PUT", path=path, skip=skip, times=1)
-        with start(url, steps, AWS_ENDPOINT_URL_S3=proxy.endpoint) as process:
+        bare_proxy.add(action, method="PUT", path=path, skip=skip, times=1)
+        with start(url, steps, AWS_ENDPOINT_URL_S3=bare_proxy.endpoint) as process:
             process.communicate(timeout=300)
         assert gone.is_set()
         assert process.returncode == -signal.SIGKILL
@@ -142,7 +112,7 @@ def test_a_killed_run_in_a_bucket_ends_in_the_root_of_the_uninterrupted_one(
 @pytest.mark.deep
 @pytest.mark.timeout(1800)
 def test_whenever_it_is_killed_a_run_in_a_bucket_ends_the_same(
-    s3: server.SharedServer, proxy: FaultProxy, tmp_path: Path
+    s3: server.SharedServer, bare_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     """B001, B050: at twelve random requests."""
     steps = 8
@@ -156,10 +126,10 @@ def test_whenever_it_is_killed_a_run_in_a_bucket_ends_the_same(
         def kill(_request: Request) -> None:
             process.send_signal(signal.SIGKILL)
 
-        proxy.add(Call(**{moments.choice(["before", "after"]): kill}), skip=moments.randrange(5, 60), times=1)
-        with start(url, steps, AWS_ENDPOINT_URL_S3=proxy.endpoint) as process:
+        bare_proxy.add(Call(**{moments.choice(["before", "after"]): kill}), skip=moments.randrange(5, 60), times=1)
+        with start(url, steps, AWS_ENDPOINT_URL_S3=bare_proxy.endpoint) as process:
             process.communicate(timeout=300)
-        proxy.heal()
+        bare_proxy.heal()
         assert missing(ckptstore.open(url)) == []
         finish(start(url, steps))
         assert ckptstore.open(url).head("main") == expected
@@ -289,11 +259,11 @@ def test_a_readback_behind_is_refused_where_bytes_pass_a_network(store: Store) -
     assert store.readbacks(store.commit(attempt, [receipt]))
 
 
-def test_bytes_that_were_changed_on_their_way_are_stored_anew(s3: server.SharedServer, proxy: FaultProxy) -> None:
+def test_bytes_that_were_changed_on_their_way_are_stored_anew(s3: server.SharedServer, bare_proxy: FaultProxy) -> None:
     """B066, B069: an object arrived with a bit turned over, and nobody but the readback noticed."""
     prefix = server.fresh_prefix()
-    store = through(proxy, s3, prefix)
-    flipped = proxy.add(FlipRequest(at=1000, unnoticed=True), method="PUT", path="/objects/", times=1)
+    store = through(bare_proxy, s3, prefix)
+    flipped = bare_proxy.add(FlipRequest(at=1000, unnoticed=True), method="PUT", path="/objects/", times=1)
     with store.run("main", model=layers()) as run:
         run.resume()
         root = run.save(1)
@@ -302,20 +272,20 @@ def test_bytes_that_were_changed_on_their_way_are_stored_anew(s3: server.SharedS
     assert ckptstore.open(s3.url(prefix)).head("main") == root
 
 
-def test_a_ref_never_names_what_cannot_be_read_back(s3: server.SharedServer, proxy: FaultProxy) -> None:
+def test_a_ref_never_names_what_cannot_be_read_back(s3: server.SharedServer, bare_proxy: FaultProxy) -> None:
     prefix = server.fresh_prefix()
-    store = through(proxy, s3, prefix)
+    store = through(bare_proxy, s3, prefix)
     model = layers()
     with store.run("main", model=model) as run:
         run.resume()
         first = run.save(1)
-        proxy.add(FlipResponse(at=9), method="GET", path="/objects/")
+        bare_proxy.add(FlipResponse(at=9), method="GET", path="/objects/")
         with torch.no_grad():
             model[0].add_(1.0)
         with pytest.raises(CorruptError, match="weight '0'"):
             run.save(2)
         assert ckptstore.open(s3.url(prefix)).head("main") == first
-        proxy.heal()
+        bare_proxy.heal()
         second = run.save(2)
     assert ckptstore.open(s3.url(prefix)).head("main") == second
     assert ckptstore.open(s3.url(prefix)).verify("main").ok
@@ -333,10 +303,10 @@ def test_an_object_that_vanished_is_stored_again(store: Store, client: S3Client)
 
 
 def test_a_save_that_cannot_be_done_in_time_leaves_everything_as_it_was(
-    s3: server.SharedServer, proxy: FaultProxy
+    s3: server.SharedServer, bare_proxy: FaultProxy
 ) -> None:
     prefix = server.fresh_prefix()
-    store = through(proxy, s3, prefix)
+    store = through(bare_proxy, s3, prefix)
     behind = ckptstore.open(s3.url(prefix))
     model = layers()
     with store.run("main", model=model) as run:
@@ -348,12 +318,12 @@ def test_a_save_that_cannot_be_done_in_time_leaves_everything_as_it_was(
         values = [weight.clone() for weight in model]
         chance = random.getstate()
         for method, path in (("PUT", "/objects/"), ("GET", "/objects/"), ("PUT", "/documents/"), ("PUT", "/refs/")):
-            proxy.add(Blackhole(), method=method, path=path)
+            bare_proxy.add(Blackhole(), method=method, path=path)
             with pytest.raises(BackendError, match="deadline of 3 s"), ckptstore.deadline(3):
                 run.save(2)
             assert behind.head("main") == first
             assert missing(behind) == []
-            proxy.heal()
+            bare_proxy.heal()
         assert all(torch.equal(before, now) for before, now in zip(values, model, strict=True))
         assert random.getstate() == chance
         assert list(behind.backend.list("leases/")) == []
@@ -363,21 +333,21 @@ def test_a_save_that_cannot_be_done_in_time_leaves_everything_as_it_was(
     assert behind.verify("main").ok
 
 
-def test_a_save_whose_last_answer_was_lost_is_found_to_be_done(s3: server.SharedServer, proxy: FaultProxy) -> None:
+def test_a_save_whose_last_answer_was_lost_is_found_to_be_done(s3: server.SharedServer, bare_proxy: FaultProxy) -> None:
     """F-125, B054: the ref moved, and who moved it could not know. It asks before it says that somebody else did."""
     prefix = server.fresh_prefix()
-    store = through(proxy, s3, prefix)
+    store = through(bare_proxy, s3, prefix)
     behind = ckptstore.open(s3.url(prefix))
     model = layers()
     with store.run("main", model=model) as run:
         run.resume()
         run.save(1)
-        proxy.add(LostAnswer(), method="PUT", path="/refs/", times=1)
-        proxy.add(Blackhole(), method="GET", path="/refs/", skip=2)  # when it asks whether it won
+        bare_proxy.add(LostAnswer(), method="PUT", path="/refs/", times=1)
+        bare_proxy.add(Blackhole(), method="GET", path="/refs/", skip=2)  # when it asks whether it won
         with pytest.raises(BackendError), ckptstore.deadline(3):
             run.save(2)
         committed = behind.head("main")
-        proxy.heal()
+        bare_proxy.heal()
         assert run.save(2) == committed, "the same state: it is saved"
         assert run.save(3) == behind.head("main")
         assert behind.checkpoint(behind.resolve("main")).parent == committed
@@ -385,11 +355,11 @@ def test_a_save_whose_last_answer_was_lost_is_found_to_be_done(s3: server.Shared
 
     with store.run("main", model=model) as run:
         run.resume()
-        proxy.add(LostAnswer(), method="PUT", path="/refs/", times=1)
-        proxy.add(Blackhole(), method="GET", path="/refs/", skip=2)  # when it asks whether it won
+        bare_proxy.add(LostAnswer(), method="PUT", path="/refs/", times=1)
+        bare_proxy.add(Blackhole(), method="GET", path="/refs/", skip=2)  # when it asks whether it won
         with pytest.raises(BackendError), ckptstore.deadline(3):
             run.save(4)
-        proxy.heal()
+        bare_proxy.heal()
         with torch.no_grad():
             model[0].add_(1.0)
         with pytest.raises(RefusedError, match="does not come after"):
@@ -480,129 +450,21 @@ def test_nothing_of_a_checkpoint_is_visible_before_all_that_it_needs(store: Stor
     assert {stat.key for stat in store.backend.list("documents/")} == before
 
 
-# -- pushed on in the background --------------------------------------------------------------------------------------
-
-
-def test_checkpoints_of_a_directory_are_pushed_to_a_bucket_while_it_trains(
-    s3: server.SharedServer, url: str, tmp_path: Path
-) -> None:
-    ckptstore.open(url, create=True)
-    store = ckptstore.open(tmp_path / "store", create=True)
-    training = make_training()
-    chance = None
-    roots = []
-    with store.run("main", **training.objects()) as run:
-        run.resume()
-        for step in range(1, 4):
-            training.step()
-            chance = random.getstate()
-            roots.append(run.save(step, push_to=url))
-            assert random.getstate() == chance
-    assert random.getstate() == chance, "neither readback nor push draws from the generators that are saved"
-    far = ckptstore.open(url)
-    assert [root for root, _ in far.history(far.resolve("main"))] == roots[::-1]
-    assert all(far.verify(root).ok for root in roots)
-    assert [push.state.value for push in run.pushes] == ["done"] * 3
-
-
-def test_a_target_that_is_away_for_a_while_gets_its_checkpoints_when_it_is_back(
-    s3: server.SharedServer, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    prefix = server.fresh_prefix()
-    target = through(proxy, s3, prefix)
-    store = ckptstore.open(tmp_path / "store", create=True)
-    model = layers()
-    with store.run("main", model=model) as run:
-        run.resume()
-        run.save(1, push_to=target)
-        run.wait()
-        proxy.down(1.5)
-        roots = []
-        for step in (2, 3):
-            with torch.no_grad():
-                model[0].add_(1.0)
-            roots.append(run.save(step, push_to=target))
-    far = ckptstore.open(s3.url(prefix))
-    assert far.head("main") == roots[-1]
-    assert all(far.verify(root).ok for root in roots)
-
-
-def test_a_target_that_does_not_come_back_is_told_and_costs_no_checkpoint(
-    s3: server.SharedServer, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    target = through(proxy, s3, server.fresh_prefix(), attempt_seconds="1", operation_seconds="1")
-    other = ckptstore.open(tmp_path / "other", create=True)
-    store = ckptstore.open(tmp_path / "store", create=True)
-    proxy.down()
-    run = store.run("main", model=layers())
-    run.resume()
-    root = run.save(1, push_to=[target, other])
-    with pytest.raises(BackendError, match="ckpt push") as told:
-        run.close()
-    assert root.short in str(told.value)
-    assert store.verify("main").ok
-    assert other.head("main") == root
-    assert [push.state.value for push in run.pushes] == ["failed", "done"]
-
-
-@contextmanager
-def interrupted_when(proxy: FaultProxy, method: str, path: str) -> Iterator[None]:
-    """Ctrl-C at the first such request, which hangs."""
-
-    def interrupt(_request: Request) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    proxy.add(Call(before=interrupt), method=method, path=path, times=1)
-    proxy.add(Blackhole(), method=method, path=path)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.timeout(120)  # one request of the push would be waited for much longer
-def test_an_interrupt_gives_up_the_pushes_and_they_can_be_repeated(
-    s3: server.SharedServer, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    prefix = server.fresh_prefix()
-    target = through(proxy, s3, prefix)
-    store = ckptstore.open(tmp_path / "store", create=True)
-
-    def train() -> None:
-        with run:
-            run.save(1, push_to=target)
-            run.wait()
-
-    run = store.run("main", model=layers())
-    run.resume()
-    with interrupted_when(proxy, "GET", "/objects/"), pytest.raises(KeyboardInterrupt) as told:
-        train()
-    root = store.resolve("main")
-    assert [push.state.value for push in run.pushes] == ["given up"]
-    assert any("ckpt push" in note for note in told.value.__notes__)
-    far = ckptstore.open(s3.url(prefix))
-    assert far.head("main") is None
-    again = ckptstore.push(store, far, root, ref="main")
-    assert again.present_keys > 0, "what was sent is used"
-    assert far.verify("main").ok
-
-
 @pytest.mark.timeout(120)
-def test_an_interrupted_save_leaves_the_ref_where_it_was(s3: server.SharedServer, proxy: FaultProxy) -> None:
+def test_an_interrupted_save_leaves_the_ref_where_it_was(s3: server.SharedServer, bare_proxy: FaultProxy) -> None:
     prefix = server.fresh_prefix()
-    store = through(proxy, s3, prefix)
+    store = through(bare_proxy, s3, prefix)
     model = layers()
     with store.run("main", model=model) as run:
         run.resume()
         first = run.save(1)
         with torch.no_grad():
             model[0].add_(1.0)
-        with interrupted_when(proxy, "PUT", "/objects/"), suppress(KeyboardInterrupt):
+        with interrupted_when(bare_proxy, "PUT", "/objects/"), suppress(KeyboardInterrupt):
             run.save(2)
             pytest.fail("it was not interrupted")
         assert ckptstore.open(s3.url(prefix)).head("main") == first
-        proxy.heal()
+        bare_proxy.heal()
         second = run.save(2)
     assert ckptstore.open(s3.url(prefix)).head("main") == second
     assert ckptstore.open(s3.url(prefix)).backend.stat(document_key(second)) is not None

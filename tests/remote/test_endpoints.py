@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,14 +23,8 @@ from tests.support.s3 import SharedServer
 from tests.support.training import make_training, save_steps
 
 
-@pytest.fixture
-def proxy(s3: SharedServer) -> Iterator[FaultProxy]:
-    with FaultProxy(s3.server.port, s3.server.admin) as proxy:
-        yield proxy
-
-
-def url_by(proxy: FaultProxy, prefix: str | None = None) -> str:
-    return server.shared().url(prefix, endpoint_url=proxy.endpoint, addressing="path")
+def url_by(bare_proxy: FaultProxy, prefix: str | None = None) -> str:
+    return server.shared().url(prefix, endpoint_url=bare_proxy.endpoint, addressing="path")
 
 
 def records(store: Store) -> int:
@@ -68,10 +61,10 @@ def test_versioning_and_object_lock_are_seen(s3: SharedServer) -> None:
 
 
 @pytest.mark.parametrize("action", [IgnoreConditional, RefuseConditional])
-def test_where_creating_overwrites_no_ref_is_moved(proxy: FaultProxy, action: type[Action]) -> None:
+def test_where_creating_overwrites_no_ref_is_moved(bare_proxy: FaultProxy, action: type[Action]) -> None:
     """F-156. The message says what could be lost."""
-    proxy.add(action())
-    url = url_by(proxy)
+    bare_proxy.add(action())
+    url = url_by(bare_proxy)
     store = ckptstore.open(url, create=True)
     found = store.capabilities()
     assert found is not None
@@ -83,10 +76,10 @@ def test_where_creating_overwrites_no_ref_is_moved(proxy: FaultProxy, action: ty
 
 
 @pytest.mark.parametrize("action", [IgnoreConditional, RefuseConditional])
-def test_a_store_that_was_made_for_a_single_writer_moves_them(proxy: FaultProxy, action: type[Action]) -> None:
+def test_a_store_that_was_made_for_a_single_writer_moves_them(bare_proxy: FaultProxy, action: type[Action]) -> None:
     """F-155, F-156."""
-    proxy.add(action())
-    url = url_by(proxy)
+    bare_proxy.add(action())
+    url = url_by(bare_proxy)
     store = ckptstore.open(url, create=True, single_writer=True)
     Feature.parse(store.backend.get("features/single-writer"))
     assert ckptstore.open(url).single_writer
@@ -97,9 +90,9 @@ def test_a_store_that_was_made_for_a_single_writer_moves_them(proxy: FaultProxy,
     assert store.verify("main").ok
 
 
-def test_checksums_that_are_forgotten_are_seen(proxy: FaultProxy) -> None:
-    proxy.add(ForgetChecksums())
-    found = ckptstore.open(url_by(proxy), create=True).capabilities()
+def test_checksums_that_are_forgotten_are_seen(bare_proxy: FaultProxy) -> None:
+    bare_proxy.add(ForgetChecksums())
+    found = ckptstore.open(url_by(bare_proxy), create=True).capabilities()
     assert found is not None
     assert found.checksums == "ignored"
 
@@ -128,26 +121,26 @@ def test_a_record_that_is_damaged_or_of_another_release_does_not_count(url: str)
     assert records(fresh) == 3
 
 
-def test_who_may_only_read_gets_what_is_recorded_and_finds_out_nothing(proxy: FaultProxy) -> None:
-    url = url_by(proxy)
+def test_who_may_only_read_gets_what_is_recorded_and_finds_out_nothing(bare_proxy: FaultProxy) -> None:
+    url = url_by(bare_proxy)
     store = ckptstore.open(url, create=True)
-    proxy.add(RefuseWrites())
+    bare_proxy.add(RefuseWrites())
     reader = ckptstore.open(url)
     assert reader.capabilities() == store.capabilities()
     with pytest.raises(ReadOnlyError, match="may not write"):
         reader.capabilities(probe=True)
 
 
-def test_ckpt_init_and_ckpt_endpoint_tell(proxy: FaultProxy, capsys: pytest.CaptureFixture[str]) -> None:
-    proxy.add(IgnoreConditional())
-    url = url_by(proxy)
+def test_ckpt_init_and_ckpt_endpoint_tell(bare_proxy: FaultProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    bare_proxy.add(IgnoreConditional())
+    url = url_by(bare_proxy)
     assert run(["init", url]) == 0
     assert "no conditional writes" in capsys.readouterr().err
     assert run(["endpoint", "--store", url]) == 0
     lines = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
     assert lines["conditional_create"] == "no"
     assert lines["checksums"] == "checked"
-    proxy.heal()
+    bare_proxy.heal()
     assert run(["endpoint", "--probe", "--store", url, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["conditional_create"] is True
