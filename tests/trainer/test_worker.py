@@ -185,8 +185,11 @@ def test_a_process_behind_the_fence_cannot_touch_another_host(area: Path) -> Non
     assert sorted(p.name for p in (area / "hosts" / "host-1").iterdir()) == ["file"]
 
 
-def start_worker(area: Path, host: str, given: bytes) -> tuple[int, list[events.Event], str]:
-    """A worker, alone in its world, whose orders are ``given``: exit code, events, error output."""
+def start_worker(area: Path, host: str, given: bytes, *modules: Path) -> tuple[int, list[events.Event], str]:
+    """A worker, alone in its world, whose orders are ``given``: exit code, events, error output.
+
+    Folders in ``modules`` come first where it looks for modules.
+    """
     directory = area / "hosts" / host
     arguments = ["-m", "trainer", "worker", "--host", str(directory), "--identity", str(SOME), "--area", str(area)]
     done = subprocess.run(
@@ -195,9 +198,38 @@ def start_worker(area: Path, host: str, given: bytes) -> tuple[int, list[events.
         capture_output=True,
         check=False,
         timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (*modules, ROOT))),
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_PORT": "0",
+        },
     )
     return done.returncode, list(events.read(events_path(directory, 0, 0))), done.stderr.decode()
+
+
+# Like a build of torch for CUDA, which asks ldconfig where its libraries are.
+RUNS_A_PROGRAM = """
+import subprocess, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            subprocess.run(["true"], check=True)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_a_torch_that_runs_a_program_while_it_is_loaded_is_let_in(area: Path, tmp_path: Path) -> None:
+    """The fence goes up when all is loaded, and before anything of the run is touched."""
+    (area / "hosts" / "host-0" / "plan").symlink_to(area / "hosts" / "host-1")
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text(RUNS_A_PROGRAM)
+    _, said, _ = start_worker(area, "host-0", b"", modules)
+    assert "host-1" in said[-1]["message"], "the fence is up, and it is another host that it kept the worker from"
 
 
 def test_a_worker_that_reaches_for_another_host_ends_and_says_why(area: Path) -> None:

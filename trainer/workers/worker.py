@@ -56,8 +56,6 @@ def run(options: Options, source: BinaryIO) -> NoReturn:
     """
     if options.pipe is not None:
         end_with_launcher()
-    if options.area is not None:
-        fence.install(options.area, (options.host, *options.allow))
     shard = _number("RANK", "0")
     emitter = Emitter(events_path(options.host, options.generation, shard), options.pipe)
     code = ORPHANED
@@ -87,6 +85,9 @@ def _work(options: Options, emitter: Emitter, source: BinaryIO) -> None:
     from trainer.compute.transport import connect
     from trainer.workers.session import Session
 
+    if options.area is not None:
+        # Up only when all is loaded: torch may run a program to find its libraries (builds for CUDA run ldconfig).
+        fence.install(options.area, (options.host, *options.allow))
     fenced = options.area is not None and fence.holds(options.area)
     session = Session(
         options.host,
