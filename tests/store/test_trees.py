@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -184,21 +185,25 @@ def test_checkout_does_not_go_through_what_lies_in_its_way(
     assert (elsewhere / "additional_chat_templates" / "x.jinja").read_text() == "x"
 
 
-def test_folders_may_lie_as_deep_as_a_path_can_name_them(store: Store, tmp_path: Path) -> None:
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[Path]:
+    """A folder that may become deeper than Python may call itself, which is how pytest would remove it."""
+    yield tmp_path / "out"
+    subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)
+
+
+def test_folders_may_lie_as_deep_as_a_path_can_name_them(store: Store, out: Path) -> None:
     """Deeper than Python may call itself."""
     chunk = store.objects.put_object(b"deep")
     deep = "d/" * 1200 + "file"
     tree = store.objects.put_document(Tree((File(deep, False, 4, (chunk,)),)).encode())
-    try:
-        store.get_tree(tree, tmp_path / "out")
-        assert (tmp_path / "out" / deep).read_bytes() == b"deep"
-        assert store.put_tree(tmp_path / "out") == tree
-    finally:
-        subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)  # shutil calls itself for each folder
+    store.get_tree(tree, out)
+    assert (out / deep).read_bytes() == b"deep"
+    assert store.put_tree(out) == tree
 
 
 @pytest.mark.parametrize("path", ["f" * 300, "d/" * 2000 + "file"], ids=["name", "path"])
-def test_a_path_that_this_system_cannot_have_is_an_error_of_ours(store: Store, tmp_path: Path, path: str) -> None:
+def test_a_path_that_this_system_cannot_have_is_an_error_of_ours(store: Store, out: Path, path: str) -> None:
     tree = store.objects.put_document(Tree((File(path, False, 0, ()),)).encode())
     with pytest.raises(BackendError, match="ENAMETOOLONG"):
-        store.get_tree(tree, tmp_path / "out")
+        store.get_tree(tree, out)
