@@ -23,7 +23,7 @@ install: $(INSTALLED) ## create .venv with everything that development needs
 # torch goes first and alone: it decides between builds (CPU, CUDA), and the rest then keeps the one that is there.
 $(INSTALLED): pyproject.toml constraints.txt requirements-s3server.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed: make PYTHON=python3.11")'
-	@echo "installing into $(VENV), which takes minutes and a few hundred megabytes the first time"
+	@echo "installing into $(VENV), which takes minutes and a few hundred megabytes the first time (gigabytes with a torch for CUDA)"
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch==2.13.0
 	$(PIP) install --quiet -c constraints.txt -e ".[torch,trainer,dev]"
