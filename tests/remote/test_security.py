@@ -7,9 +7,12 @@ import logging
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.sax.saxutils import escape
@@ -147,23 +150,48 @@ class EndingKeys(Action):
         return replace(request.with_header("Authorization", authorization.replace(self.old, self.real)), resign=True)
 
 
+@pytest.mark.parametrize("pause", [None, 0.2], ids=["at-once", "slowly"])
 def test_a_credentials_file_that_is_written_anew_in_the_middle_is_read_again(
-    proxy: FaultProxy, s3: SharedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    proxy: FaultProxy, s3: SharedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pause: float | None
 ) -> None:
-    """The keys expire while a push is under way; whoever renews them in the file renews them here."""
+    """The keys expire while a push is under way; whoever renews them in the file renews them here.
+
+    Written in place, the file is empty for a moment, and then without its end.
+    """
     file, admin, old = tmp_path / "credentials", s3.server.admin, "AKIAENDSSOON00000000"
 
-    def write(access: str, secret: str) -> None:
-        file.write_text(f"[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n")
+    def content(access: str, secret: str) -> str:
+        return f"[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n"
 
-    write(old, SECRET)
+    def renew() -> None:
+        whole = content(admin.access_key, admin.secret_key)
+        if pause is None:
+            atomically = tmp_path / "new"
+            atomically.write_text(whole)
+            atomically.replace(file)
+            return
+        for end in (0, 12, 30, len(whole) - 5, len(whole)):
+            file.write_text(whole[:end])
+            time.sleep(pause)
+
+    class Renewal(Thread):
+        """Starts once, however often it is asked to."""
+
+        def once(self) -> None:
+            with suppress(RuntimeError):
+                self.start()
+
+    file.write_text(content(old, SECRET))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    ending = EndingKeys(old, admin.access_key, 5, lambda: write(admin.access_key, admin.secret_key))
+    renewal = Renewal(target=renew)
+    ending = EndingKeys(old, admin.access_key, 5, renewal.once)
     proxy.add(ending)
     target = ckptstore.open(s3.url(), create=True)
     ckptstore.push(seed().store(), target, seed().root, ref="main")
+    renewal.join()
     assert ending.refused >= 1
     assert broken(target) == []
 

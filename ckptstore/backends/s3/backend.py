@@ -12,6 +12,7 @@ import builtins
 import hashlib
 import re
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,14 @@ from ckptstore.backends.capabilities import Capabilities
 from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, Traits, check_key, check_prefix
 from ckptstore.backends.s3.address import S3Address
 from ckptstore.backends.s3.client import Clients
-from ckptstore.backends.s3.failures import TryAgainError, code_of, is_rejected, is_status, translated
+from ckptstore.backends.s3.failures import (
+    TryAgainError,
+    code_of,
+    is_rejected,
+    is_status,
+    is_without_credentials,
+    translated,
+)
 from ckptstore.backends.s3.listing import QUARANTINE, Listings
 from ckptstore.backends.s3.patience import Patience
 from ckptstore.backends.s3.probe import probe
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FIRST_CONTACT_SECONDS = 15.0  # a wrong endpoint is told soon; one that was there may go away for longer
+_RENEWALS = (0.0, 0.3, 1.0)  # seconds until boto3 looks for credentials again
 _SMALL = 1 << 16  # bytes: records have no digest for a name, so the server shall notice if one is hurt on the way
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -272,15 +281,21 @@ class S3Backend:
         """One operation: tried with patience, its failures in our words."""
 
         def attempt() -> T:
-            client = self._clients.get()
-            try:
-                result = work(client)
-            except client.exceptions.ClientError as error:
-                if not is_rejected(error):
-                    raise
-                result = work(self._clients.renew(client))  # a file of credentials may have been written anew
-            self._met = True
-            return result
+            pauses = iter(_RENEWALS if self._met else _RENEWALS[:1])
+            while True:
+                client = None
+                try:
+                    client = self._clients.get()
+                    result = work(client)
+                except Exception as error:
+                    pause = next(pauses, None)
+                    if pause is None or not self._credentials_may_come(error):
+                        raise
+                    time.sleep(pause)
+                    self._clients.forget(client)
+                else:
+                    self._met = True
+                    return result
 
         if patience is None:
             patience = self._patience if self._met else self._short(_FIRST_CONTACT_SECONDS)
@@ -290,6 +305,13 @@ class S3Backend:
             raise
         except Exception as error:
             raise translated(error, what, self.url, writing=writing) from error
+
+    def _credentials_may_come(self, error: Exception) -> bool:
+        """Whether boto3 may find better credentials when it looks again.
+
+        A file of them may be written anew just now: that is seen as the old ones, as none, or as half of them.
+        """
+        return is_rejected(error) or (self._met and is_without_credentials(error))
 
     def _short(self, seconds: float = 5.0) -> Patience:
         whole = min(seconds, self._patience.operation_seconds)

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
 from botocore.loaders import Loader, create_loader
 
 from ckptstore.backends.s3.address import S3Address
-from ckptstore.backends.s3.failures import translated
 from ckptstore.backends.traffic import TrafficMeter
 from ckptstore.errors import UsageError
 
@@ -39,7 +37,12 @@ class Clients:
         self._process = 0
 
     def get(self) -> S3Client:
-        """The client. BackendError, UsageError: boto3 makes none of this address and configuration."""
+        """The client.
+
+        Raises:
+            UsageError: a file that the address names is not there.
+            botocore.exceptions.BotoCoreError, ValueError: boto3 makes none of this address and configuration.
+        """
         if self._process != os.getpid():
             self._lock, self._client, self._process = Lock(), None, os.getpid()
         with self._lock:
@@ -47,12 +50,11 @@ class Clients:
                 self._client = self._made()
             return self._client
 
-    def renew(self, rejected: S3Client) -> S3Client:
-        """A client for which boto3 looks for credentials again, as those of ``rejected`` are no good any more."""
+    def forget(self, rejected: S3Client | None) -> None:
+        """Let the next client be one for which boto3 looks for credentials again, as those of this are no good."""
         with self._lock:
             if self._client is rejected:  # else another thread was first
                 self._client = None
-        return self.get()
 
     def _made(self) -> S3Client:
         address = self._address
@@ -72,13 +74,10 @@ class Clients:
             response_checksum_validation=sums,
             user_agent_extra="ckptstore",
         )
-        try:
-            core = botocore.session.get_session()
-            core.register_component("data_loader", _models(core.get_config_variable("data_path")))
-            session = boto3.Session(profile_name=address.profile, region_name=address.region, botocore_session=core)
-            client = session.client("s3", endpoint_url=address.endpoint_url, verify=address.ca_bundle, config=config)
-        except (BotoCoreError, ValueError) as error:
-            raise translated(error, "S3 client", address.url, writing=False) from error
+        core = botocore.session.get_session()
+        core.register_component("data_loader", _models(core.get_config_variable("data_path")))
+        session = boto3.Session(profile_name=address.profile, region_name=address.region, botocore_session=core)
+        client = session.client("s3", endpoint_url=address.endpoint_url, verify=address.ca_bundle, config=config)
         client.meta.events.register("before-send.s3", self._count)
         return client
 

@@ -34,6 +34,12 @@ _NO_ANSWER = (
     ConnectionError,
     TimeoutError,
 )
+_NO_CREDENTIALS = (
+    foreign.NoCredentialsError,
+    foreign.PartialCredentialsError,
+    foreign.ProfileNotFound,
+    foreign.ConfigParseError,
+)
 
 
 class TryAgainError(Exception):
@@ -53,6 +59,11 @@ def code_of(error: Exception) -> str:
 def is_rejected(error: Exception) -> bool:
     """Whether the credentials are no good, or no longer, and others may be."""
     return code_of(error) in _REJECTED
+
+
+def is_without_credentials(error: Exception) -> bool:
+    """Whether boto3 found none, or its files could not be read as a whole."""
+    return isinstance(error, _NO_CREDENTIALS)
 
 
 def is_transient(error: Exception) -> bool:
@@ -76,7 +87,7 @@ def translated(error: Exception, what: str, where: str, *, writing: bool) -> Ckp
     """
     if isinstance(error, foreign.ClientError):
         return _of_answer(error, what, where, writing=writing)
-    if isinstance(error, foreign.NoCredentialsError | foreign.PartialCredentialsError | foreign.ProfileNotFound):
+    if is_without_credentials(error) and not isinstance(error, foreign.ConfigParseError):
         return BackendError(what, f"boto3 finds no credentials for {where}", _CREDENTIALS_HINT)
     if isinstance(error, foreign.CredentialRetrievalError | foreign.TokenRetrievalError | foreign.SSOError):
         return BackendError(what, f"boto3 could not fetch credentials for {where}", _CREDENTIALS_HINT)
