@@ -6,6 +6,7 @@ PROFILE ?= demo
 OPERATOR ?=
 SABOTAGE ?=
 PYTEST_ARGS ?=
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,11 +37,11 @@ check: $(INSTALLED) ## ruff (lint and format) and mypy
 	$(BIN)/mypy
 
 test: $(INSTALLED) ## the test suite; PYTEST_ARGS="-k name" narrows it
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 deep: $(INSTALLED) ## the tests that take longer, with more S3 servers
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements-deep.txt
-	$(BIN)/python -m pytest -m "deep and not gpu" -o timeout=1800 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "deep and not gpu" -o timeout=1800 $(PYTEST_ARGS)
 
 lifecycle: $(INSTALLED) ## the whole experiment; OPERATOR=s3 (or a URL) SABOTAGE=1 PROFILE=demo OUT=directory
 	$(BIN)/python -m trainer lifecycle --profile '$(PROFILE)' $(if $(OUT),--out '$(OUT)') $(if $(OPERATOR),--operator '$(OPERATOR)') $(if $(filter-out 0,$(SABOTAGE)),--sabotage)

@@ -18,13 +18,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> server.SharedServer:
     """The shared server; the environment leads every S3 client of the test there, with all rights."""
-    found = server.shared()
-    for name, value in server.environment().items():
-        if value is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
-    return found
+    server.lead(monkeypatch)
+    return server.shared()
 
 
 @pytest.fixture

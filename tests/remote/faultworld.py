@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 
 import ckptstore
@@ -56,7 +57,8 @@ class Seed:
 @cache
 def seed() -> Seed:
     """Made once: ref ``main`` at step 2, its parent at step 1, and what the shared server honours."""
-    with MOMENT:
+    with MOMENT, pytest.MonkeyPatch.context() as environ:
+        server.lead(environ)
         store = ckptstore.open(server.shared().url(**server.shared().url_options), create=True)
         training = make_training()
         with store.run("main", **training.objects(), readback="before-commit") as run:

@@ -16,6 +16,7 @@ from torch import nn
 
 import ckptstore
 from ckptstore import Digest
+from ckptstore.backends.deadline import check
 from ckptstore.errors import BackendError, CkptStoreError, ConflictError, CorruptError, NotFoundError, UsageError
 from ckptstore.remotes import add_remote
 from ckptstore.running.run import Run
@@ -253,10 +254,15 @@ def test_a_push_that_fails_unexpectedly_is_told_as_well(disk_store: Store) -> No
 
 
 def blocked_store() -> tuple[Store, threading.Event]:
-    """A store that takes objects only after the event."""
+    """A store that takes objects only after the event, unless the work is given up."""
     faulty = FaultyBackend(memory_store().backend)
     release = threading.Event()
-    faulty.before("create", lambda _key: release.wait(60), prefix="objects/")
+
+    def wait(key: str) -> None:
+        while not release.wait(0.01):
+            check(f"storing key {key}")
+
+    faulty.before("create", wait, prefix="objects/")
     return Store(faulty), release
 
 
@@ -310,7 +316,6 @@ def test_an_interrupt_ends_them_and_a_later_push_goes_on_from_there(disk_store: 
     def train() -> None:
         with run:
             save_and_push(run, model, 2, push_to=target)
-            threading.Timer(0.3, release.set).start()
             raise KeyboardInterrupt
 
     run = disk_store.run("main", model=model)
@@ -321,6 +326,7 @@ def test_an_interrupt_ends_them_and_a_later_push_goes_on_from_there(disk_store: 
     assert sum("ckpt push" in note for note in told.value.__notes__) == 2
     assert target.head("main") is None
     root = disk_store.resolve("main")
+    release.set()
     ckptstore.push(disk_store, target, root, ref="main")
     assert Store(target.backend).verify("main").ok
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import pytest
 import trustme
 
 from trainer.lifecycle.ports import LOOPBACK
@@ -106,13 +107,18 @@ def environment() -> dict[str, str | None]:
     return found
 
 
-def use_environment() -> SharedServer:
-    """Put :func:`environment` into ``os.environ`` for the rest of this process, and return the server."""
+def lead(environ: pytest.MonkeyPatch) -> None:
+    """Let ``environ`` put :func:`environment` into ``os.environ``, until it takes it back."""
     for name, value in environment().items():
         if value is None:
-            os.environ.pop(name, None)
+            environ.delenv(name, raising=False)
         else:
-            os.environ[name] = value
+            environ.setenv(name, value)
+
+
+def use_environment() -> SharedServer:
+    """The same for the rest of this process; returns the server."""
+    lead(pytest.MonkeyPatch())
     return shared()
 
 
