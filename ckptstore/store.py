@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from logging import getLogger
 from pathlib import Path
 from threading import Lock
@@ -14,41 +13,29 @@ from typing import TYPE_CHECKING, Any
 from ckptstore import trees
 from ckptstore import verify as verification
 from ckptstore.backends.capabilities import Capabilities
-from ckptstore.backends.protocol import PruneBackend, ReadbackMethod
+from ckptstore.backends.protocol import PruneBackend
 from ckptstore.backends.traffic import Traffic
 from ckptstore.closure import Closure, read_closure
 from ckptstore.commits.attempts import Attempt, begin, give_up, verdict
 from ckptstore.commits.commit import Declared
-from ckptstore.commits.concluding import conclude
+from ckptstore.commits.concluding import Commits
 from ckptstore.endpoints import capabilities, is_single_writer, record
-from ckptstore.errors import (
-    CkptStoreError,
-    CommitAbortedError,
-    ConflictError,
-    CorruptError,
-    MalformedError,
-    NotFoundError,
-)
+from ckptstore.errors import CkptStoreError, CommitAbortedError, ConflictError, MalformedError, NotFoundError
 from ckptstore.findings import Place
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
-from ckptstore.format.keys import check_ref_name, is_ref_name, receipt_key, receipt_prefix
+from ckptstore.format.keys import check_ref_name, is_ref_name
 from ckptstore.format.progress import Cursor
-from ckptstore.format.records import (
-    RECEIPT_LIMIT,
-    Receipt,
-    RefRecord,
-    ShardReceipt,
-)
+from ckptstore.format.records import Receipt, RefRecord, ShardReceipt
 from ckptstore.format.shard import Alias
 from ckptstore.format.tree import Preparation, Tree
 from ckptstore.lazy import load
 from ckptstore.leases import lease
 from ckptstore.meter import OnProgress
 from ckptstore.names import checkpoints, resolve
-from ckptstore.objects import Objects, malformed, undamaged, writable
+from ckptstore.objects import Objects, malformed
 from ckptstore.pins import pinned_shards
-from ckptstore.readbacks.actors import store_id, store_of
+from ckptstore.receipts import Receipts
 from ckptstore.refs import Refs
 from ckptstore.verify import VerifyReport
 
@@ -73,8 +60,8 @@ class Store:
         self._lease = ExitStack()
         self._lease_holders = 0
         self._lease_lock = Lock()
-        self.trees_read: dict[str, bytes] = {}
-        self._id: str | None = None
+        self._receipts = Receipts(backend)
+        self.commits = Commits(self.objects, self.refs, self._receipts)
 
     @property
     def url(self) -> str:
@@ -84,9 +71,7 @@ class Store:
     @property
     def id(self) -> str | None:
         """The id in the store's header, which never changes; None if the header cannot be read."""
-        if self._id is None:
-            self._id = store_id(self.backend)
-        return self._id
+        return self._receipts.store_id
 
     @property
     def traffic(self) -> Traffic | None:
@@ -161,33 +146,11 @@ class Store:
 
     def receipts(self, subject: Digest) -> list[Receipt]:
         """All receipts about ``subject``, oldest first. They are notes: whoever can write the store can forge one."""
-        found = []
-        for stat in self.backend.list(receipt_prefix(subject)):
-            try:
-                found.append(undamaged(self.backend, partial(self._receipt, stat.key)))
-            except (CorruptError, MalformedError):
-                continue  # shard receipts of an attempt, or damage; neither is proof of anything
-        return sorted(found, key=lambda receipt: (receipt.time, receipt.operation))
-
-    def _receipt(self, key: str) -> Receipt:
-        data = self.backend.get(key, 0, RECEIPT_LIMIT + 1)
-        if Digest.of(data).hex != key.rpartition("/")[2]:
-            raise CorruptError(f"receipt {key}", "it has other bytes than its name says")
-        return Receipt.parse(data)
+        return self._receipts.about(subject)
 
     def readbacks(self, root: Digest) -> list[Receipt]:
-        """Receipts that say that all of ``root`` was read back here from its medium, oldest first; still only notes.
-
-        Those of pushes from here tell of another store, and are left out.
-        """
-        reaching = {method.value for method in ReadbackMethod if method.reaches_medium}
-        mine = store_id(self.backend)
-        return [
-            receipt
-            for receipt in self.receipts(root)
-            if receipt.operation in ("verify", "push", "pull") and receipt.method in reaching and not receipt.exceptions
-            if store_of(receipt) in (None, mine)
-        ]
+        """Receipts that say that all of ``root`` was read back here from its medium, oldest first; still only notes."""
+        return self._receipts.readbacks(root)
 
     @contextmanager
     def lease(self) -> Iterator[None]:
@@ -302,8 +265,7 @@ class Store:
             ConflictError: somebody else moved the ref.
             CorruptError, NotFoundError: what was stored cannot be read back; the ref was not moved.
         """
-        committed = conclude(
-            self,
+        committed = self.commits.conclude(
             attempt,
             receipts,
             Declared(ties, replicas, deviations, tracks_step),
@@ -312,6 +274,7 @@ class Store:
             metrics=metrics,
             readback=readback,
         )
+        self.note_in_catalogue(committed.root)
         return committed.root
 
     def verdict(self, attempt: Attempt, receipt: ShardReceipt, deadline: float = 60.0) -> Digest:
@@ -405,15 +368,8 @@ class Store:
 
     def add_receipt(self, receipt: Receipt) -> Digest:
         """Store a receipt; returns its digest."""
-        digest = self.put_receipt(receipt)
+        digest = self._receipts.put(receipt)
         self._note(lambda catalogue: catalogue.add_receipt(digest, receipt))
-        return digest
-
-    def put_receipt(self, receipt: Receipt) -> Digest:
-        """Store a receipt of which the catalogue hears later; returns its digest."""
-        data = receipt.encode()
-        digest = Digest.of(data)
-        writable(self.backend).create(receipt_key(receipt.subject, digest), data)
         return digest
 
     def move_ref(self, ref: str, root: Digest | None, expected: Digest | None) -> RefRecord:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckptstore.backends import deadline
 from ckptstore.commits.commit import Committed, Declared
-from ckptstore.commits.concluding import conclude
 from ckptstore.errors import (
     BackendError,
     CkptStoreError,
@@ -265,8 +264,7 @@ class Run:
                 receipt = self.store.save_shard(
                     self.state, attempt, step=step, binding=binding, cursors=cursors, files=self._files
                 )
-                return conclude(
-                    self.store,
+                return self.store.commits.conclude(
                     attempt,
                     [receipt],
                     Declared(deviations=deviations, tracks_step=self._tracks_step),
@@ -284,6 +282,7 @@ class Run:
                 raise
             committed = commit()  # what was changed on its way, and found so, is stored anew
         self._follow(committed)
+        self.store.note_in_catalogue(committed.root)
         return committed.root
 
     def _try(self, root: Digest) -> None:
