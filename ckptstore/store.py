@@ -138,10 +138,17 @@ class Store:
         A ref keeps whole checkpoints: what one names, or named before, is whole whatever pins there are.
         """
         shards = pinned_shards(self.backend, root)
-        if shards is not None:
-            for name in self.refs.names():
+        if shards is None:
+            return None
+        unreadable: CkptStoreError | None = None
+        for name in self.refs.names():
+            try:
                 if any(record.root == root for record in self.refs.log(name)):
                     return None
+            except CkptStoreError as error:  # another ref may say it as well
+                unreadable = unreadable or error
+        if unreadable is not None:
+            raise unreadable
         return shards
 
     def receipts(self, subject: Digest) -> list[Receipt]:
