@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -26,9 +26,13 @@ VALUE_DEPTH = 56
 
 MAX_DIMENSIONS = 64
 
+CROWDED = 256
+"""Keys of one mapping that may have the same hash: with more of them, and only planted keys are so, a dict is slow."""
+
 _INT = re.compile(r"-?[1-9][0-9]*|0")
-_HEX = re.compile(r"(?:[0-9a-f]{2})*")
+_HEX = re.compile(r"[0-9a-f]*")  # in pairs it would take memory for each of them
 _MAX_DECIMAL = 4000
+_BEYOND_DECIMAL = 10**_MAX_DECIMAL  # made once: a generator's state has hundreds of integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def to_json(value: object, where: str = "value", depth: int = 0) -> Json:
     if kind is bool:
         return {"t": "bool", "v": bool(value)}
     if kind is int:
-        if abs(value) >= 10**_MAX_DECIMAL:  # type: ignore[arg-type]
+        if abs(value) >= _BEYOND_DECIMAL:  # type: ignore[arg-type]
             raise RefusedError(where, f"an integer of more than {_MAX_DECIMAL} digits")
         return {"t": "int", "v": str(value)}
     if kind is float:
@@ -105,6 +109,8 @@ def to_json(value: object, where: str = "value", depth: int = 0) -> Json:
             [to_json(key, f"{where} key", depth + 3), to_json(item, f"{where}[{key!r:.60}]", depth + 3)]
             for key, item in value.items()  # type: ignore[attr-defined]
         ]
+        if _crowded(value):  # type: ignore[arg-type]
+            raise RefusedError(where, f"more than {CROWDED} of its keys have one hash", "use other keys")
         if kind is not OrderedDict:
             pairs.sort(key=_encoded_key)
             if any(_encoded_key(left) == _encoded_key(right) for left, right in pairwise(pairs)):
@@ -202,6 +208,7 @@ _MAPPING_TYPES: dict[str, type[dict[Any, Any]]] = {"dict": dict, "counter": Coun
 
 def _mapping(tag: str, pairs: list[Json], where: str, depth: int) -> dict[Value, Value]:
     result = _MAPPING_TYPES[tag]()
+    hashes: Counter[int] = Counter()
     last = b""
     for pair in pairs:
         if type(pair) is not list or len(pair) != 2:
@@ -212,6 +219,11 @@ def _mapping(tag: str, pairs: list[Json], where: str, depth: int) -> dict[Value,
             raise MalformedError(where, "mapping keys are not sorted by their encoding, or repeat")
         last = encoded
         try:
+            # Texts have hashes that nobody can foresee; equal ones of integers are easily made (modulo 2^61 - 1).
+            if type(key) is not str:
+                hashes[hash(key)] += 1
+                if hashes[hash(key)] > CROWDED:
+                    raise MalformedError(where, f"a mapping of which more than {CROWDED} keys have one hash")
             if key in result:
                 raise MalformedError(where, f"mapping keys {key!r:.40} are equal")
         except TypeError:
@@ -220,13 +232,18 @@ def _mapping(tag: str, pairs: list[Json], where: str, depth: int) -> dict[Value,
     return result
 
 
+def _crowded(keys: Iterable[object]) -> bool:
+    hashes = Counter(hash(key) for key in keys if type(key) is not str)
+    return max(hashes.values(), default=0) > CROWDED
+
+
 def _encoded_key(pair: Json) -> bytes:
     return canonical.encode(pair[0])  # type: ignore[index]
 
 
 def _hex(fields: Fields, where: str, size: int | None = None) -> bytes:
     text = fields.text("v", empty=True)
-    if not _HEX.fullmatch(text) or (size is not None and len(text) != 2 * size):
+    if not _HEX.fullmatch(text) or len(text) % 2 or (size is not None and len(text) != 2 * size):
         raise MalformedError(where, "not lowercase hex of the right length")
     return bytes.fromhex(text)
 

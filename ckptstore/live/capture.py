@@ -5,7 +5,7 @@ What cannot be stored exactly is refused by name here, before anything is writte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -17,7 +17,7 @@ from ckptstore.format import canonical, values
 from ckptstore.format.canonical import Json
 from ckptstore.format.fields import DOCUMENT_LIMIT
 from ckptstore.format.page import EXTRA, HyperEntry, Role, ValueEntry
-from ckptstore.format.progress import NamedState
+from ckptstore.format.progress import STATE_KINDS, NamedState
 from ckptstore.format.shard import Alias, Optimizer, RngEntry
 from ckptstore.live.aliases import find_aliases
 from ckptstore.live.modules import asked, extra_states, module_tensors
@@ -75,6 +75,9 @@ class TrainingState:
             ``numpy.random.RandomState``, ``random.Random``) by name, or a sequence of them (named ``0``, ``1`` …); the
             global ones of Python, NumPy and torch, with every accelerator in use, are always captured.
         values: any other objects with ``state_dict`` and ``load_state_dict``, by name.
+        moving: names of hyper-parameters that change while it trains, besides the rates and momenta that schedulers
+            change: a counter or an estimate that an optimizer keeps in its groups, a weight decay under a schedule of
+            its own. A restore takes them from the checkpoint; every other one must be as it was.
 
     Raises:
         UsageError: an argument is not what it should be.
@@ -90,6 +93,7 @@ class TrainingState:
         data: Named = None,
         generators: Mapping[str, RandomGenerator] | Sequence[RandomGenerator] = (),
         values: Mapping[str, Stateful] | None = None,
+        moving: Collection[str] = (),
     ) -> None:
         self.modules: dict[str, nn.Module] = _named(model, "", nn.Module, "model")
         self.optimizers: dict[str, torch.optim.Optimizer] = _named(
@@ -103,6 +107,7 @@ class TrainingState:
         if isinstance(generators, Sequence):
             generators = {str(index): generator for index, generator in enumerate(generators)}
         self.generators: dict[str, RandomGenerator] = _named(generators, "generator", GENERATORS, "generators")
+        self.moving = _moving(moving)
 
     def tensors(self) -> dict[str, tuple[Role, Tensor]]:
         """Live parameters and persistent buffers by path; see :func:`ckptstore.live.modules.module_tensors`."""
@@ -144,10 +149,12 @@ class TrainingState:
         captured.tensors += states
         return captured
 
-    def capture_states(self) -> list[NamedState]:
+    def capture_states(self, kinds: Collection[str] = STATE_KINDS) -> list[NamedState]:
         """State of schedulers, scalers, data sources and values, by kind and name."""
         found = []
         for (kind, name), item in sorted(self.stateful.items(), key=lambda pair: pair[0]):
+            if kind not in kinds:
+                continue
             what = f"{kind} {name}"
             state = asked(f"state_dict of {what}", item.state_dict)
             value = values.to_json(plain(state, what), what)
@@ -176,6 +183,12 @@ def _check_apart(weights: Mapping[str, Tensor], states: Sequence[TensorSource]) 
             raise RefusedError(f"{name:.300}", why, "give each parameter state of its own")
 
 
+def _moving(given: Collection[str]) -> frozenset[str]:
+    if isinstance(given, str) or any(type(name) is not str for name in given):
+        raise UsageError("moving=", f"{given!r:.60} is no list of names of hyper-parameters", "as in moving=['d', 'k']")
+    return frozenset(given)
+
+
 def _named(given: Any, default: str, kind: type | tuple[type, ...], argument: str) -> dict[str, Any]:
     """``given`` as a mapping by name, each item of ``kind``."""
     if given is None:
@@ -189,4 +202,7 @@ def _named(given: Any, default: str, kind: type | tuple[type, ...], argument: st
             wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
             why = f"{name or 'it'} is a {type_name(item)}, not a {wanted}"
             raise UsageError(f"{argument}=", why, "see the docstring of TrainingState")
+        if kind is Stateful and isinstance(item, torch.optim.Optimizer):
+            why = f"{name} is an optimizer, whose own load_state_dict changes types"
+            raise UsageError(f"{argument}=", why, "pass it as optimizer=")
     return items

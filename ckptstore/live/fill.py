@@ -12,6 +12,7 @@ from ckptstore.chunks import ChunkSource
 from ckptstore.closure import ShardView
 from ckptstore.format.page import TensorEntry, show_role
 from ckptstore.format.tensors import CHUNK
+from ckptstore.live.tensors import bits
 from ckptstore.objects import Objects
 from ckptstore.threads import in_threads
 
@@ -88,4 +89,7 @@ class _Filler:
             if size > 1 and stride == 0:  # an expanded dimension: one element stands for all
                 target, whole = target.narrow(dim, 0, 1), whole.narrow(dim, 0, 1)
         with torch.inference_mode(target.is_inference()):
-            target.copy_(whole)
+            if target.is_conj() or target.is_neg():
+                target.copy_(whole)
+            else:
+                bits(target).copy_(bits(whole))

@@ -40,14 +40,17 @@ from ckptstore.format.page import (
 from ckptstore.format.progress import NamedState
 from ckptstore.format.shard import Optimizer
 from ckptstore.format.state import differences, shard_leaves
+from ckptstore.gaps import Part
 from ckptstore.live.aliases import find_aliases
 from ckptstore.live.capture import TrainingState, parameter_paths
 from ckptstore.live.fill import Target, fill_tensors
+from ckptstore.live.inventory import refused
 from ckptstore.live.modules import Slot, extra_states, find_slot
-from ckptstore.live.optimizers import OptimizerPlan, value_of
+from ckptstore.live.optimizer_plan import OptimizerPlan, value_of, without_names
 from ckptstore.live.rng import capture_rng, restore_rng, rng_problem
 from ckptstore.live.save import HashSink, write_shard
-from ckptstore.live.tensors import DTYPES, TORCH_DTYPES, live
+from ckptstore.live.schedules import setting_problems
+from ckptstore.live.tensors import DTYPES, TORCH_DTYPES, TensorSource, live
 from ckptstore.objects import Objects
 from ckptstore.threads import in_threads
 
@@ -126,8 +129,9 @@ def arm(state: TrainingState, restored: Restored) -> None:
     except CkptStoreError as error:
         raise NotArmedError(error.what, error.why, error.hint) from error
     actual = shard_leaves(written.entries, written.shard.optimizers, written.shard.aliases)
-    wrong = differences(view.leaves(), actual)
-    if _empty_groups(view.shard.optimizers, view.entries) != _empty_groups(written.shard.optimizers, written.entries):
+    described = without_names(view.shard.optimizers)
+    wrong = differences(shard_leaves(view.entries, described, view.shard.aliases), actual)
+    if _empty_groups(described, view.entries) != _empty_groups(written.shard.optimizers, written.entries):
         wrong.append("a group without parameters has other hyper-parameters")
     wrong += rng_differences(view, captured.rng_by_name())
     stored = {(s.kind, s.name): s.value for s in restored.checkpoint.progress.states}
@@ -166,34 +170,51 @@ class _Plan:
     """Which live object takes which stored entry."""
 
     def __init__(self, state: TrainingState, view: ShardView, checkpoint: Checkpoint) -> None:
-        captured = state.capture_tensors()  # what could not be armed afterwards is refused now
+        self.refused: list[str] = []
+        sources = self._captured(state)
         self.state = state
         self.view = view
         self.checkpoint = checkpoint
         self.tensors = state.tensors()
-        addresses = {source.path: source.address for source in captured.tensors if source.role in (WEIGHT, BUFFER)}
+        addresses = {source.path: source.address for source in sources if source.role in (WEIGHT, BUFFER)}
         self.copies = [p for p, (_, t) in self.tensors.items() if addresses.get(p, t.data_ptr()) != t.data_ptr()]
         self.extras = extra_states(state.modules)
         self.owners = find_aliases({path: tensor for path, (_, tensor) in self.tensors.items()})
         self.aliases = {alias.path: alias.owner for alias in view.shard.aliases}
         self.retie: list[tuple[Slot, str]] = []
-        stored = {optimizer.name: optimizer for optimizer in view.shard.optimizers}
+        stored = {optimizer.name: optimizer for optimizer in without_names(view.shard.optimizers)}
         paths = parameter_paths(self.tensors, {path: self.aliases.get(path, path) for path in self.tensors})
         live = {path: tensor for path, (_, tensor) in self.tensors.items()}
         scheduled = any(kind == "scheduler" for kind, _ in state.stateful)
         self.optimizers = {
-            name: OptimizerPlan(name, state.optimizers[name], stored[name], view.entries, paths, live, scheduled)
+            name: OptimizerPlan(
+                name, state.optimizers[name], stored[name], view.entries, paths, live, scheduled, state.moving
+            )
             for name in sorted(stored.keys() & state.optimizers.keys())
         }
 
+    def _captured(self, state: TrainingState) -> list[TensorSource]:
+        """The live tensors; what could not be armed afterwards is refused now, all of it at once."""
+        try:
+            return state.capture_tensors().tensors
+        except RefusedError as error:
+            found = refused(state)
+            self.refused = [f"{one.what}: {one.why}" for _, one in found] or [f"{error.what}: {error.why}"]
+            if not found or any(part is Part.WEIGHTS for part, _ in found):
+                raise RefusedError("live tensors", "; ".join(self.refused)) from error
+            return []  # only optimizers are not fit, and all else can be compared
+
     def check(self, root: Digest) -> None:
         """MismatchError with every difference between live and stored state."""
-        wrong = [*self._tensor_problems(), *self._optimizer_problems(), *self._state_problems(), *self._rng_problems()]
+        wrong = [*self.refused, *self._tensor_problems(), *self._optimizer_problems()]
+        wrong += [*self._state_problems(), *self._rng_problems()]
         if wrong:
             what = f"checkpoint {root.short} shard {self.view.shard.index} does not fit the live state"
-            raise MismatchError(
-                what, "; ".join(wrong), "nothing was changed; build the objects as they were when it was saved"
-            )
+            hint = "nothing was changed; build the objects as they were when it was saved"
+            moved = sorted({key for plan in self.optimizers.values() for key in plan.differing})
+            if moved:
+                hint += f"; or, where the optimizer or the loop changes it while it trains: moving={moved!r:.200}"
+            raise MismatchError(what, "; ".join(wrong), hint)
 
     def _tensor_problems(self) -> Iterator[str]:
         for path in self.copies:
@@ -251,6 +272,10 @@ class _Plan:
         for kind, name in sorted(stored ^ self.state.stateful.keys()):
             where = "stored and not live" if (kind, name) in stored else "live and not stored"
             yield f"{kind} {name} is {where}"
+        for state in self.checkpoint.progress.states:
+            item = self.state.stateful.get((state.kind, state.name))
+            given = values.from_json(state.value)
+            yield from setting_problems(f"{state.kind} {state.name}", item, given, self.state.moving)
 
     def _rng_problems(self) -> Iterator[str]:
         stored = {entry.name: entry.value for entry in self.view.shard.rng}

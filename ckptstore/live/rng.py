@@ -89,7 +89,7 @@ def _source(generator: RandomGenerator) -> _Source:
     if isinstance(generator, torch.Generator):
         return _torch(generator)
     if isinstance(generator, random.Random):
-        return _Source(generator.getstate, generator.setstate, lambda: _source(deepcopy(generator)))
+        return _Source(generator.getstate, generator.setstate, lambda: _source(_spare_python(generator)))
     if isinstance(generator, np.random.RandomState):
         return _numpy_legacy(generator.get_state, generator.set_state, lambda: deepcopy(generator))
     bits: Any = generator.bit_generator
@@ -127,6 +127,14 @@ def _numpy_legacy(
         set_(_with_arrays(state))
 
     return _Source(state, take, lambda: _source(copy()))
+
+
+def _spare_python(generator: random.Random) -> random.Random:
+    """A generator of the same class in the same state; not as ``copy`` makes it, for which the class must need no
+    arguments."""
+    spare = random.Random.__new__(type(generator))
+    vars(spare).update(deepcopy(vars(generator)))
+    return spare
 
 
 def _spare_numpy() -> np.random.RandomState:

@@ -7,6 +7,7 @@ it is stored under; and a state that changed before all of it was written is ref
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from ckptstore.backends.protocol import Buffer
@@ -18,6 +19,7 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.progress import Cursor, Progress
 from ckptstore.format.records import ShardReceipt
 from ckptstore.live.capture import Captured, TrainingState
+from ckptstore.live.preflight import check_fits, check_receipt
 from ckptstore.live.tensors import DTYPES, chunks
 from ckptstore.objects import Objects
 from ckptstore.write import Contents, Sink, TensorBytes, WrittenShard, write_contents
@@ -123,9 +125,13 @@ def save_shard(
 ) -> ShardReceipt:
     """Write one worker's shard durably, and publish its receipt if there are others; see :meth:`Store.save_shard`."""
     check_place(step, index, count, cursors)
+    for what, digest in (("run", run), ("files", files)):
+        if digest is not None and type(digest) is not Digest:
+            raise UsageError(
+                f"{what}=", f"{digest!r:.60} is no digest", "give what put_preparation or put_tree returned"
+            )
     try:
         captured = state.capture()
-        written = write_shard(captured, index, count, _OwnBytes(objects))
         receipt = ShardReceipt(
             attempt=attempt.nonce,
             index=index,
@@ -136,8 +142,12 @@ def save_shard(
             binding=values.to_json(dict(binding), "binding"),
             progress=Progress(cursors=tuple(sorted(cursors.items())), states=tuple(captured.states)),
             files=files,
-            shard=written.digest,
+            shard=Digest.of(b""),  # known when it is written
         )
+        check_receipt(receipt)
+        check_fits(captured)
+        written = write_shard(captured, index, count, _OwnBytes(objects))
+        receipt = replace(receipt, shard=written.digest)
     except Exception as error:  # whatever it was, the other workers must not wait for it
         if count > 1:
             give_up(objects, attempt, index=index, count=count, step=step, reason=str(error))

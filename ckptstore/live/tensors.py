@@ -44,6 +44,11 @@ if hasattr(torch, "float8_e8m0fnu"):
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_NEGATED = frozenset((torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128))
+"""Element types whose negative views torch can read; only the imaginary part of a conjugate is one in practice."""
+
 DEVICES = ("cpu", "cuda")
 """Kinds of devices whose generators the format names; training elsewhere would lose its random numbers."""
 
@@ -100,12 +105,42 @@ def check_tensor(tensor: Tensor, where: str) -> None:
         reason = "a nested tensor"
     elif tensor.dtype not in DTYPES:
         reason = f"a tensor of dtype {tensor.dtype}"
+    elif tensor.is_neg() and tensor.dtype not in _NEGATED:
+        reason = f"a negative view of dtype {tensor.dtype}"
     elif tensor.device.type not in DEVICES:
         reason = f"the generator of a {tensor.device.type} device has no name in format 1: state that is trained there"
     elif tensor.numel() * tensor.element_size() > MAX_CHUNKS * CHUNK:
         reason = f"a tensor of more than {MAX_CHUNKS} chunks (256 GiB)"
+    else:
+        reason = _memory_problem(tensor)
     if reason:
         raise RefusedError(where, f"{reason} cannot be stored exactly", "leave it out or convert it before saving")
+
+
+def _memory_problem(tensor: Tensor) -> str:
+    """What keeps the elements of a strided tensor from being read; empty if nothing does."""
+    if torch._is_functional_tensor(tensor):
+        return "a tensor of a function transform, whose values stand elsewhere,"
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except RuntimeError:
+        return "a tensor of a function transform, which has no memory of its own,"
+    if tensor.numel():
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        # Sharded trainers free the memory of what they gather again later; reading there would be reading anything.
+        if (tensor.storage_offset() + last + 1) * tensor.element_size() > held:
+            return "a tensor whose memory was freed"
+    return ""
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """``tensor``, no conjugate or negative view, as integers with its bits and its layout (a complex128: as pairs).
+
+    A copy of these has the same bits; one of a bool, for one, has not (2 becomes 1).
+    """
+    if tensor.dtype == torch.complex128:
+        return torch.view_as_real(tensor).view(torch.int64)
+    return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def chunks(tensor: Tensor) -> Iterator[memoryview]:
@@ -121,7 +156,7 @@ def chunks(tensor: Tensor) -> Iterator[memoryview]:
         return
     chunk = bytearray()
     for piece in _pieces(tensor):
-        plain_piece = piece.cpu().resolve_conj().resolve_neg().contiguous()
+        plain_piece = bits(piece.resolve_conj().resolve_neg()).cpu().contiguous()
         data = memoryview(plain_piece.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         while len(data):
             taken = data[: CHUNK - len(chunk)]

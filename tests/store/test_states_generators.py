@@ -69,6 +69,27 @@ def test_the_state_of_one_kind_is_not_for_another(store: Store, kind: str) -> No
         assert draw(live) == draw(twin)
 
 
+class Named(random.Random):
+    """A generator of somebody else's, which cannot be made without an argument."""
+
+    def __new__(cls, name: str) -> Named:
+        return super().__new__(cls, name)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def test_a_generator_of_a_class_of_its_own_comes_back(store: Store) -> None:
+    """A kind of lost state: saved, and then no restore could take it."""
+    generator, fresh = Named("a"), Named("b")
+    root = save(store, {"generators": {"own": generator}})
+    expected = draw(generator)
+    store.restore(root, TrainingState(generators={"own": fresh}))
+    assert draw(fresh) == expected
+    assert fresh.name == "b"
+
+
 def test_generators_that_are_missing_or_new_are_named(store: Store) -> None:
     root = save(store, {"generators": [random.Random(1)]})
     with pytest.raises(MismatchError, match=r"generator generator\.0 is stored and not live"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,19 @@ import torch
 from torch import nn
 
 from ckptstore import TrainingState
-from ckptstore.errors import MismatchError, RefusedError
+from ckptstore.errors import MismatchError, RefusedError, UsageError
+from ckptstore.format import values
+from ckptstore.format.shard import Group, Shard
 from ckptstore.store import Store
+from tests.support.documents import rewrite_shard
 from tests.support.states import Objects, copy_through, mlp, resumes_exactly, save, train_step
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw-fused-amsgrad": lambda p: torch.optim.AdamW(p, fused=True, amsgrad=True),
+    "adam-foreach-amsgrad": lambda p: torch.optim.Adam(p, foreach=True, amsgrad=True, weight_decay=0.1),
+    "adagrad-fused": lambda p: torch.optim.Adagrad(p, fused=True),
+    "sgd-fused-nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    "sgd-damped": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5, maximize=True),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
     "adam-maximize": lambda p: torch.optim.Adam(p, maximize=True),
     "adam-tensor-betas": lambda p: torch.optim.Adam(
@@ -178,6 +187,133 @@ def test_state_that_runs_over_all_parameters_needs_them_in_their_order(store: St
         torch.equal(left, right)
         for left, right in zip(saved["model"].parameters(), same["model"].parameters(), strict=True)
     )
+
+
+def named(order: tuple[int, ...]) -> Objects:
+    """A model whose optimizer was given names, with its parameters in this order."""
+    torch.manual_seed(1)
+    model = mlp()
+    pairs = list(model.named_parameters())
+    return {"model": model, "optimizer": torch.optim.AdamW([pairs[index] for index in order])}
+
+
+def test_names_of_members_follow_the_parameters_whatever_their_order(store: Store) -> None:
+    """F-65. B028: names that torch was given are members as well, and no setting that must agree."""
+    saved, fresh = named((0, 1, 2, 3)), named((3, 1, 0, 2))
+    train_step(saved)
+    root = save(store, saved)
+    group = values.from_json(store.closure(root).shards[0].shard.optimizers[0].groups[0].hyper)
+    assert isinstance(group, dict)
+    assert "param_names" not in group
+    store.restore(root, TrainingState(**fresh))
+    assert fresh["optimizer"].param_groups[0]["param_names"] == ["2.bias", "0.bias", "0.weight", "2.weight"]
+    assert save(store, fresh, ref="again") == root
+    bare = mlp()
+    store.restore(root, TrainingState(model=bare, optimizer=torch.optim.AdamW(bare.parameters())))
+
+
+def test_names_that_were_stored_as_a_setting_are_read_over(store: Store) -> None:
+    """What earlier writers stored stays readable."""
+    saved, fresh = named((0, 1, 2, 3)), named((0, 1, 2, 3))
+    train_step(saved)
+    root = save(store, saved)
+
+    def with_names(shard: Shard) -> dict[str, Any]:
+        (optimizer,) = shard.optimizers
+        hyper: Any = values.from_json(optimizer.groups[0].hyper)
+        hyper["param_names"] = ["0.weight", "0.bias", "2.weight", "2.bias"]
+        return {
+            "optimizers": (replace(optimizer, groups=(Group(values.to_json(hyper), optimizer.groups[0].selectors),)),)
+        }
+
+    older = rewrite_shard(store, root, 0, with_names)
+    assert store.verify(older).ok
+    store.restore(older, TrainingState(**fresh))
+    assert save(store, fresh, ref="again") == root
+
+
+class Counting(torch.optim.Optimizer):
+    """An optimizer that keeps a counter and an estimate in its groups, as schedule-free and fused ones do."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1, decay: float = 0.5) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay, "k": 0, "d": 1e-6})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update, in which every group moves."""
+        for group in self.param_groups:
+            group["k"] += 1
+            group["d"] *= 1.5
+            group["step"] = group.get("step", 0) + 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("history", []).append(parameter.grad.clone())
+                for gradient in state["history"]:
+                    parameter.add_(gradient, alpha=-group["lr"] * group["d"] * group["k"])
+
+
+def counting(**settings: Any) -> Objects:
+    model = mlp()
+    return {"model": model, "optimizer": Counting(model.parameters(), **settings)}
+
+
+def test_what_an_optimizer_keeps_in_its_groups_is_taken_where_it_is_said_to_move(store: Store) -> None:
+    """A kind of omission: it changes like state, and looks like a setting of the program."""
+    moving = ["d", "k", "step"]
+    assert resumes_exactly(lambda: counting() | {"moving": moving}, train_step)
+    saved = counting()
+    train_step(saved)
+    root = save(store, saved)
+    fresh = counting(decay=0.25)
+    with pytest.raises(MismatchError, match=r"k is stored as 1 and live as 0.*moving=\['d', 'decay', 'k', 'step'\]"):
+        store.restore(root, TrainingState(**fresh))
+    with pytest.raises(MismatchError, match=r"decay is stored as 0\.5 and live as 0\.25 \(") as refused:
+        store.restore(root, TrainingState(**fresh, moving=moving))
+    assert "hyper-parameter k" not in str(refused.value)
+    assert fresh["optimizer"].param_groups[0]["k"] == 0
+    with store.run("main", **counting(), moving=moving) as run:
+        assert run.resume(allow_drift=True) == 1
+
+
+@pytest.mark.parametrize("given", ["k", [1]])
+def test_what_moves_is_a_list_of_names(given: Any) -> None:
+    with pytest.raises(UsageError, match="moving="):
+        TrainingState(moving=given)
+
+
+def test_an_implementation_never_moves(store: Store) -> None:
+    saved, fresh = (
+        {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), foreach=foreach)}
+        for model, foreach in ((mlp(), True), (mlp(), False))
+    )
+    with pytest.raises(MismatchError, match="implementation foreach is stored as True and live as False"):
+        store.restore(save(store, saved), TrainingState(**fresh, moving=["foreach"]))
+
+
+def test_tensors_among_settings_come_back_into_those_that_are_there(store: Store) -> None:
+    """B032: what holds on to them goes on seeing them, on their device; a pair of them too."""
+
+    def build(number: float) -> Objects:
+        model = nn.Linear(2, 2)
+        betas = torch.tensor(number), torch.tensor(number / 2)
+        rate = torch.tensor(number)
+        return {"model": model, "optimizer": torch.optim.Adam(model.parameters(), lr=rate, betas=betas, foreach=False)}
+
+    fresh = build(0.5)
+    group = fresh["optimizer"].param_groups[0]
+    held = [group["lr"], *group["betas"]]
+    store.restore(save(store, build(0.25)), TrainingState(**fresh))
+    assert [float(tensor) for tensor in held] == [0.25, 0.25, 0.125]
+    assert all(left is right for left, right in zip(held, [group["lr"], *group["betas"]], strict=True))
+
+
+@pytest.mark.parametrize("argument", ["scheduler", "scaler", "data", "values"])
+def test_an_optimizer_is_passed_as_one(argument: str) -> None:
+    """B030: its own load_state_dict casts moments to the type of their parameter."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    given: Any = {"o": optimizer} if argument == "values" else optimizer
+    with pytest.raises(UsageError, match="pass it as optimizer="):
+        TrainingState(**{argument: given})
 
 
 class Custom(torch.optim.Optimizer):
@@ -443,8 +579,6 @@ def test_a_large_tensor_among_settings_is_refused_by_name() -> None:
 @pytest.mark.parametrize("path", ["ghost", ""])
 def test_forged_state_of_nothing_is_refused_before_anything_is_overwritten(store: Store, path: str) -> None:
     """F-146."""
-    from dataclasses import replace
-
     from ckptstore.format.page import Entry, ValueEntry
     from tests.support.documents import rewrite_entries
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ import ckptstore
 from ckptstore import TrainingState
 from ckptstore.errors import MismatchError, NotArmedError, RefusedError
 from ckptstore.store import Store
-from tests.support.states import Held, memory_store, save
+from tests.support.states import Held, Objects, memory_store, save
 from tests.support.training import commit_state, make_training, save_steps
 
 
@@ -55,6 +56,40 @@ def test_a_backward_pass_over_what_a_restore_replaced_fails(store: Store) -> Non
     store.restore(root, training.state())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_every_difference_is_listed_also_where_something_live_could_not_be_saved(store: Store) -> None:
+    """F-146: parameters of no module, and settings without an exact form, beside shapes and other settings."""
+
+    def build(width: int, rate: Any) -> Objects:
+        model = nn.Sequential(nn.Linear(2, width), nn.Linear(width, 2))
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), weight_decay=rate)}
+
+    root = save(store, build(3, 0.1))
+    fresh = build(4, 0.2)
+    fresh["optimizer"].add_param_group({"params": [nn.Parameter(torch.ones(1))], "eps": np.float32(1)})
+    before = fresh["model"][0].weight.clone()
+    with pytest.raises(MismatchError) as caught:
+        store.restore(root, TrainingState(**fresh, values={"new": Held({})}))
+    for part in (
+        "optimizer optimizer group 1['eps']: a value of type numpy.float32",
+        "'0.weight' is stored as f32 (3, 2) and live as f32 (4, 2)",
+        "'1.weight' is stored as f32 (2, 3)",
+        "weight_decay is stored as 0.1 and live as 0.2",
+        "value new is live and not stored",
+    ):
+        assert part in str(caught.value), part
+    assert torch.equal(fresh["model"][0].weight, before)
+
+
+@pytest.mark.parametrize("kind", ["meta", "freed"])
+def test_all_live_tensors_that_cannot_take_their_state_are_named(store: Store, kind: str) -> None:
+    saved, fresh = nn.Linear(2, 2), nn.Linear(2, 2, device="meta" if kind == "meta" else None)
+    if kind == "freed":
+        for parameter in fresh.parameters():
+            parameter.detach().untyped_storage().resize_(0)
+    with pytest.raises(MismatchError, match=r"weight 'weight': a .*weight 'bias': a "):
+        store.restore(save(store, {"model": saved}), TrainingState(model=fresh))
 
 
 @contextmanager
@@ -191,7 +226,13 @@ def test_a_refusal_before_anything_was_changed_stops_nothing(store: Store) -> No
     with store.run("main", model=other) as run:
         with pytest.raises(MismatchError, match="'bias' is stored and not live"):
             run.resume()
-        assert run.save(2)
+        with pytest.raises(RefusedError, match="did not resume from it"):
+            run.save(2)
+    with store.run("main", model=nn.Linear(2, 2), binding={}) as run:
+        run.resume(allow_drift=True)
+        with pytest.raises(MismatchError, match="binding"):
+            run.resume()
+        assert run.save(2), "what was resumed before is as it was"
 
 
 def test_what_failed_the_arm_check_is_not_saved_until_it_is_as_it_was(store: Store) -> None:

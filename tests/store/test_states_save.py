@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -264,3 +265,82 @@ def test_saving_the_same_state_twice_writes_no_object_twice(store: Store) -> Non
     second = commit_state(store, "main", [TrainingState(model=model)], 2)
     assert {stat.key for stat in store.backend.list("objects/")} == objects
     assert store.checkpoint(first).state_root == store.checkpoint(second).state_root
+
+
+class Noted(nn.Linear):
+    """A layer with an extra state."""
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__(40, 40)
+        self.extra = extra
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def tied(times: int) -> nn.Module:
+    """One weight under many long names."""
+    module, weight = nn.Linear(40, 40), nn.Parameter(torch.ones(40))
+    for number in range(times):
+        module.register_parameter(f"{'name' * 60}{number}", weight)
+    return module
+
+
+def deep(levels: int) -> dict[str, Any]:
+    """A layer whose optimizer has state nested so deep."""
+    model = nn.Linear(40, 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state: Any = torch.ones(2)
+    for _ in range(levels):
+        state = {"inner": state}
+    optimizer.state[model.weight] = {"outer": state}
+    return {"model": model, "optimizer": optimizer}
+
+
+def named(name: str) -> nn.Module:
+    module = nn.Linear(40, 40)
+    module.register_buffer(name, torch.ones(3))
+    return module
+
+
+LAYER = nn.Linear(40, 40)
+
+TOO_MUCH: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "binding": ({"model": LAYER, "binding": {"x": np.float32(1)}}, {}, r"binding\['x'\]: a value of type numpy"),
+    "metrics": (
+        {"model": LAYER},
+        {"metrics": {"loss": torch.tensor(1.0)}},
+        r"metrics\['loss'\]: a value of type",
+    ),
+    "large metrics": ({"model": LAYER}, {"metrics": {"log": "x" * 2**20}}, "metrics: they take"),
+    "states together": (
+        {"model": LAYER, "values": {name: Held(b"x" * 1_500_000) for name in "ab"}},
+        {},
+        "states, cursors and binding: .* value b 3000020, value a 3000020",
+    ),
+    "value": ({"model": Noted(list(range(100_000)))}, {}, "'_extra_state': its entry of .* too large"),
+    "depth": (deep(14), {}, "optim/optimizer/outer.*its role has more than 16 parts"),
+    "name": ({"model": named("x" * 70_000)}, {}, "its entry of .* too large"),
+    "names": ({"model": tied(20_000)}, {}, "19999 other names of shared tensors"),
+    "files": ({"model": LAYER, "files": "b3:00"}, {}, "files=: 'b3:00' is no digest"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_no_document_can_hold_is_refused_before_anything_is_written(store: Store, name: str) -> None:
+    """F-45, F-56: by name, with nothing stored, no lease left, no number drawn, and the run goes on."""
+    objects, options, message = TOO_MUCH[name]
+    with store.run("main", **objects) as run:
+        run.resume()
+        before = [stat.key for stat in store.backend.list("")], random.getstate(), torch.get_rng_state()
+        with pytest.raises((RefusedError, UsageError), match=message):
+            run.save(1, **options)
+        assert [stat.key for stat in store.backend.list("")] == before[0]
+        assert random.getstate() == before[1]
+        assert torch.equal(torch.get_rng_state(), before[2])
+    with store.run("main", model=LAYER) as run:
+        run.resume()
+        assert store.verify(run.save(1)).ok

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,11 @@ class Decay:
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "lambda": lambda o: schedules.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "cycle-of-momenta": lambda o: schedules.OneCycleLR(o, 0.1, total_steps=20, three_phase=True, cycle_momentum=True),
+    "callable-in-a-sequence": lambda o: schedules.SequentialLR(
+        o, [schedules.LinearLR(o, total_iters=2), schedules.LambdaLR(o, Decay())], [2]
+    ),
+    "cyclic-callable": lambda o: schedules.CyclicLR(o, 0.01, 0.1, 2, 2, scale_fn=Decay(), cycle_momentum=False),
     "callable": lambda o: schedules.LambdaLR(o, Decay()),
     "multiplicative": lambda o: schedules.MultiplicativeLR(o, lambda epoch: 0.95),
     "step": lambda o: schedules.StepLR(o, 2),
@@ -95,6 +101,80 @@ def test_groups_that_a_schedule_knows_by_number_keep_their_numbers(store: Store,
     with pytest.raises(MismatchError, match="schedulers know groups by their number"):
         store.restore(root, TrainingState(**live))
     assert [group["lr"] for group in live["optimizer"].param_groups] == rates
+
+
+ARGUMENTS: dict[str, tuple[Callable[[torch.optim.Optimizer], Any], Callable[[torch.optim.Optimizer], Any], str]] = {
+    "horizon": (
+        lambda o: schedules.CosineAnnealingLR(o, 10),
+        lambda o: schedules.CosineAnnealingLR(o, 20, eta_min=0.1),
+        r"scheduler scheduler T_max is stored as 10 and live as 20; scheduler scheduler eta_min is stored as 0\.0",
+    ),
+    "milestones": (
+        lambda o: schedules.MultiStepLR(o, [2, 3]),
+        lambda o: schedules.MultiStepLR(o, [2, 4]),
+        r"scheduler scheduler milestones is stored as Counter",
+    ),
+    "inner": (
+        lambda o: schedules.SequentialLR(o, [schedules.LinearLR(o, total_iters=2), schedules.StepLR(o, 5)], [2]),
+        lambda o: schedules.SequentialLR(o, [schedules.LinearLR(o, total_iters=2), schedules.StepLR(o, 6)], [2]),
+        r"scheduler scheduler\[1\] step_size is stored as 5 and live as 6",
+    ),
+    "fewer inside": (
+        lambda o: schedules.ChainedScheduler([schedules.ConstantLR(o), schedules.StepLR(o, 5)]),
+        lambda o: schedules.ChainedScheduler([schedules.StepLR(o, 5)]),
+        r"scheduler scheduler has other schedulers inside",
+    ),
+    "kind": (
+        lambda o: schedules.StepLR(o, 5),
+        lambda o: schedules.ExponentialLR(o, 0.1),
+        r"scheduler scheduler step_size is stored and not live",
+    ),
+    "patience": (
+        lambda o: schedules.ReduceLROnPlateau(o, patience=1),
+        lambda o: schedules.ReduceLROnPlateau(o, patience=2),
+        r"scheduler scheduler patience is stored as 1 and live as 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+def test_arguments_of_a_schedule_must_agree_before_anything_is_overwritten(store: Store, name: str) -> None:
+    """B014: a state dict would put the stored ones in their place without a word."""
+
+    def build(make: Callable[[torch.optim.Optimizer], Any], rate: float) -> Objects:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        return {"model": model, "optimizer": optimizer, "scheduler": make(optimizer)}
+
+    stored, other, message = ARGUMENTS[name]
+    saved, fresh = build(stored, 0.1), build(other, 0.1)
+    train_step(saved)
+    root = save(store, saved)
+    before = fresh["model"].weight.clone(), repr(fresh["scheduler"].state_dict())
+    with pytest.raises(MismatchError, match=message):
+        store.restore(root, TrainingState(**fresh))
+    assert torch.equal(fresh["model"].weight, before[0])
+    assert repr(fresh["scheduler"].state_dict()) == before[1]
+    same = build(stored, 0.7)  # rates are the checkpoint's, and base rates follow them
+    store.restore(root, TrainingState(**same))
+    assert save(store, same, ref="again") == root
+
+
+def test_a_horizon_may_be_said_to_move(store: Store) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    root = save(store, {"model": model, "scheduler": schedules.CosineAnnealingLR(optimizer, 10)}, 0)
+    fresh = schedules.CosineAnnealingLR(torch.optim.SGD(model.parameters(), lr=0.1), 20)
+    store.restore(root, TrainingState(model=model, scheduler=fresh, moving=["T_max"]))
+    assert fresh.T_max == 10
+
+
+def test_arguments_of_a_scaler_must_agree(store: Store) -> None:
+    root = save(store, {"scaler": torch.amp.GradScaler("cpu", growth_interval=5)})
+    with pytest.raises(MismatchError, match="scaler scaler growth_interval is stored as 5 and live as 2000"):
+        store.restore(root, TrainingState(scaler=torch.amp.GradScaler("cpu")))
+    store.restore(root, TrainingState(scaler=torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=5)))
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
@@ -196,6 +276,32 @@ def test_a_source_that_draws_when_it_is_asked_for_its_state_goes_on_exactly() ->
 
     assert resumes_exactly(build, train)
     assert copy_through(build(), build())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_the_stateful_loader_of_torchdata_goes_on_exactly(workers: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about modules of torch's that it loads
+        loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    begun: dict[int, Any] = {}
+
+    def build() -> Objects:
+        model = nn.Linear(4, 4)
+        samples = torch.utils.data.TensorDataset(torch.arange(48.0).reshape(12, 4))
+        loader = loaders.StatefulDataLoader(samples, batch_size=2, shuffle=True, num_workers=workers)
+        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "data": loader}
+
+    def train(objects: Objects) -> None:
+        loader = objects["data"]
+        if id(loader) not in begun:
+            begun[id(loader)] = iter(loader)
+        (batch,) = next(begun[id(loader)])
+        objects["optimizer"].zero_grad()
+        (objects["model"](batch) * torch.rand(4)).square().mean().backward()
+        objects["optimizer"].step()
+
+    assert resumes_exactly(build, train, 3)
 
 
 def test_generator_states_and_small_tensors_in_a_source_come_back() -> None:

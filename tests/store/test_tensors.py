@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch._subclasses.fake_tensor
+import torch.masked
 from torch import nn
 
 import ckptstore
+from ckptstore import TrainingState
 from ckptstore.errors import MismatchError, RefusedError
 from ckptstore.live.tensors import DTYPES, chunks
 from ckptstore.store import Store
@@ -141,7 +145,62 @@ def test_any_view_is_stored_as_its_logical_elements(store: Store, name: str) -> 
     assert bytes_of(target) == bytes_of(view)
 
 
+BITS = [2, 255, 0, 1, 3, 128] * 4
+"""Bytes of a bool that no comparison gives, beside the two that it does."""
+
+
+@pytest.mark.parametrize("view", ["whole", "transposed", "column", "step", "expanded"])
+def test_bytes_of_a_bool_that_are_neither_0_nor_1_come_back(store: Store, view: str) -> None:
+    """B040: a copy of a bool makes 1 of them; bits are kept in every layout."""
+    views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "whole": lambda t: t,
+        "transposed": torch.Tensor.t,
+        "column": lambda t: t[:, 2],
+        "step": lambda t: t[::2, 1::3],
+        "expanded": lambda t: t[:, :1].expand(4, 5),
+    }
+    saved, loaded = (torch.tensor(numbers, dtype=torch.uint8).reshape(4, 6) for numbers in (BITS, [0] * 24))
+    root = commit_state(store, "main", [TrainingState(model=Box({"x": views[view](saved.view(torch.bool))}))], 1)
+    store.restore(root, TrainingState(model=Box({"x": views[view](loaded.view(torch.bool))})))
+    assert torch.equal(views[view](loaded), views[view](saved))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=DTYPES.values())
+def test_any_bits_of_any_dtype_come_back_into_any_layout(store: Store, dtype: torch.dtype) -> None:
+    """B037, B040: NaN payloads, subnormals and bytes that are no number of the type, in a layout of their own."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    pattern = torch.arange(size * 35).mul(37).remainder(256).to(torch.uint8)
+
+    def made(flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        whole = flat.view(dtype).reshape(5, 7)
+        return {"transposed": whole.t(), "step": whole.clone()[::2, ::3]}
+
+    saved, fresh = made(pattern), made(torch.zeros_like(pattern))
+    expected = pattern.reshape(5, 7, size).transpose(0, 1).contiguous().flatten()
+    root = commit_state(store, "main", [TrainingState(model=Box(saved))], 1)
+    ckptstore.open(store.url).restore(root, TrainingState(model=Box(fresh)))
+    assert bytes_of(saved["transposed"]) == bytes(expected.tolist())
+    assert all(bytes_of(fresh[name]) == bytes_of(saved[name]) for name in saved)
+
+
+def freed(tensor: torch.Tensor, left: int = 0) -> torch.Tensor:
+    """``tensor`` after the memory behind it was given back, as sharded trainers do between uses."""
+    tensor.untyped_storage().resize_(left)
+    return tensor
+
+
 REFUSED: dict[str, Any] = {
+    "freed": lambda: freed(torch.ones(100)),
+    "freed in part": lambda: freed(torch.ones(10, 10).t(), 40),
+    "functional": lambda: torch._to_functional_tensor(torch.ones(3)),
+    "fake": lambda: fake(),
+    "packed": lambda: torch.zeros(4, dtype=torch.uint8).view(torch.uint4),
+    "sparse-csc": lambda: torch.eye(3).to_sparse_csc(),
+    "sparse-bsr": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+    "opaque": lambda: torch.ones(3, 3).to_mkldnn(),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "masked": lambda: torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])),
+    "negative view without an operation": lambda: torch._neg_view(torch.ones(3).to(torch.float8_e5m2)),
     "sparse-coo": lambda: torch.eye(3).to_sparse(),
     "sparse-uncoalesced": lambda: torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
     "sparse-csr": lambda: torch.eye(3).to_sparse_csr(),
@@ -150,6 +209,28 @@ REFUSED: dict[str, Any] = {
     "quantised": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
     "subclass": lambda: torch.ones(3).as_subclass(type("Odd", (torch.Tensor,), {})),
 }
+
+
+def fake() -> torch.Tensor:
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        return torch.zeros(3)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_tensors_inside_a_function_transform_are_refused(transform: str) -> None:
+    def inside(tensor: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(RefusedError, match=r"'x': a tensor of a function transform.*cannot be stored exactly"):
+            TrainingState(model=Box({"x": tensor})).capture()
+        return tensor.sum()
+
+    if transform == "vmap":
+        torch.vmap(inside)(torch.ones(2, 3))
+    else:
+        torch.func.grad(inside)(torch.ones(3))
+
+
+if hasattr(torch, "float4_e2m1fn_x2"):
+    REFUSED["sub-byte float"] = lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -275,3 +356,19 @@ def test_extra_state_of_modules_is_state(store: Store) -> None:
     fresh[0].calls = 7  # type: ignore[assignment]
     store.restore(root, ckptstore.TrainingState(model=fresh))
     assert fresh[0].calls == 7
+
+
+@pytest.mark.deep
+def test_more_elements_than_fit_31_bits_come_back(disk_store: Store) -> None:
+    """B034 (pytorch/pytorch#717): 2^31 + 5 bytes of one tensor, and as many elements of one byte through a view."""
+    count = 2**31 + 5
+    big = torch.zeros(count, dtype=torch.uint8)
+    big[-1], big[2**31 - 1], big[2**31] = 7, 8, 9
+    wide = torch.tensor([[3], [4]], dtype=torch.int8).expand(2, 2**30 + 3)
+    root = commit_state(disk_store, "main", [TrainingState(model=Box({"big": big, "wide": wide}))], 1)
+    big.zero_()
+    fresh = torch.zeros(2, 1, dtype=torch.int8)
+    target = Box({"big": big, "wide": fresh.expand(2, 2**30 + 3)})
+    ckptstore.open(disk_store.url).restore(root, TrainingState(model=target))
+    assert (int(big[-1]), int(big[2**31 - 1]), int(big[2**31]), int(big[0])) == (7, 8, 9, 0)
+    assert fresh.flatten().tolist() == [3, 4]
