@@ -39,6 +39,13 @@ def capabilities(backend: ReadBackend) -> Capabilities | None:
     return endpoint.capabilities
 
 
+def recorded(backend: ReadBackend) -> Capabilities | None:
+    """The same as far as it is known without trying and without writing; None also if nobody recorded it."""
+    if not hasattr(backend, "probe"):
+        return None
+    return cast(Endpoint, backend).capabilities or _recorded(backend)
+
+
 def record(backend: ReadBackend) -> Capabilities:
     """Find out what the endpoint of a store honours, and leave a receipt about it."""
     found = cast(Endpoint, backend).probe()

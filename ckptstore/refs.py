@@ -22,6 +22,7 @@ from ckptstore.format.canonical import MAX_INT
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import parse_ref_key, ref_key, ref_prefix
 from ckptstore.format.records import RECORD_LIMIT, RefRecord
+from ckptstore.leases import check_lease, lease
 from ckptstore.objects import undamaged, writable
 
 
@@ -86,12 +87,12 @@ class Refs:
         try:
             record = RefRecord.parse(data)
         except MalformedError as error:
-            raise CorruptError(f"ref {name} generation {generation}", f"{error} [{key}]", _REPAIR) from None
+            raise CorruptError(f"ref {name} generation {generation}", f"{error} [{key}]", _repair(name)) from None
         except CorruptError as error:
-            raise CorruptError(f"ref {name} generation {generation}", f"{error.why} [{key}]", _REPAIR) from None
+            raise CorruptError(f"ref {name} generation {generation}", f"{error.why} [{key}]", _repair(name)) from None
         if record.generation != generation:
             why = f"the record says generation {record.generation} [{key}]"
-            raise CorruptError(f"ref {name} generation {generation}", why, _REPAIR)
+            raise CorruptError(f"ref {name} generation {generation}", why, _repair(name))
         return record
 
     def log(self, name: str) -> Iterator[RefRecord]:
@@ -105,13 +106,27 @@ class Refs:
         """Append a record that names ``root`` right after the record ``after`` (None: as the first generation).
 
         ``after`` is the head that the mover started from. A mover that took long and finds the ref moved, or fenced,
-        loses, even if the head names the root it expects.
+        loses, even if the head names the root it expects. It holds a lease, under which it saw what ``root`` refers to.
 
         Raises:
-            ConflictError: somebody else appended first.
+            ConflictError: somebody else appended first; or a collection runs, or took this process for dead.
             RefusedError: the store's endpoint has no conditional writes, and more than one may write there.
         """
-        return self._append(name, after, root)
+        with lease(self.backend):
+            check_lease(self.backend)
+            record = self._append(name, after, root)
+            if after is None and root is not None:
+                self._check_first(name, record)
+            return record
+
+    def _check_first(self, name: str, record: RefRecord) -> None:
+        """There was nothing to fence before the first generation: if the lease is gone, name nothing after all."""
+        try:
+            check_lease(self.backend)
+        except ConflictError:
+            with suppress(CkptStoreError):
+                self._append(name, record, None)
+            raise
 
     def fence(self, name: str, generation: int) -> None:
         """Append the root of ``generation`` once more right after it, so that whoever began there loses a late move.
@@ -186,4 +201,7 @@ class Refs:
 
 _RETRY = "read the ref's head and try again from there"
 _OTHER = "no honest writer gets there; use another ref"
-_REPAIR = "copy this record from another store that has the ref, or name the root itself"
+
+
+def _repair(name: str) -> str:
+    return f"ckpt repair {name} puts the record back if that can be; or name the root itself"

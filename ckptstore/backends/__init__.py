@@ -29,6 +29,7 @@ def open_backend(url: str | os.PathLike[str], *, create: bool = False) -> PruneB
     if text.startswith("memory:"):
         from ckptstore.backends.memory import named
 
+        _require_text(text)
         return named(text.removeprefix("memory:"), create=create)
 
     if text.startswith("s3://"):
@@ -49,7 +50,7 @@ def normalized(url: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(url)
     if text.startswith("memory:"):
-        return text
+        return _require_text(text)
     if text.startswith("s3://"):
         from ckptstore.backends.s3.address import S3Address
 
@@ -84,4 +85,16 @@ def _path_of(text: str) -> str:
         raise UsageError(f"store {parts.scheme}://", "no backend for this kind of URL", _SUPPORTED)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
         raise UsageError(f"store {text!r}", "a file URL is file:///absolute/path, with ? and # escaped", _SUPPORTED)
-    return os.fsdecode(unquote_to_bytes(parts.path))
+    try:
+        return os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))
+    except UnicodeEncodeError:
+        raise UsageError(f"store {text!r:.200}", "holds what is no text", _SUPPORTED) from None
+
+
+def _require_text(text: str) -> str:
+    """``text``, which receipts will repeat. UsageError if it has no UTF-8 encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"store {text!r:.200}", "holds what is no text", _SUPPORTED) from None
+    return text

@@ -18,12 +18,23 @@ from pathlib import Path
 from typing import Self
 
 from ckptstore.backends.durable import NO_HARD_LINKS, make_folders, read_range, storage_errors, sync
+from ckptstore.backends.flocks import LOCK, StoreLock, lock_folder
 from ckptstore.backends.folders import Folders
+from ckptstore.backends.foreign import foreign_keys
 from ckptstore.backends.medium import read_from_medium
 from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, Traits, check_key, check_prefix
+from ckptstore.backends.pruning import delete_files
 from ckptstore.backends.temporaries import TEMPORARIES, remove_stale, temporary
 from ckptstore.backends.window import window
-from ckptstore.errors import BackendError, CorruptError, NotFoundError, ReadOnlyError, RefusedError, UsageError
+from ckptstore.errors import (
+    BackendError,
+    CkptStoreError,
+    CorruptError,
+    NotFoundError,
+    ReadOnlyError,
+    RefusedError,
+    UsageError,
+)
 
 QUARANTINE = "quarantine"
 
@@ -31,7 +42,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.EMLINK})  # a symbolic link, a socket
 
 # What lies beside the keys and is none: this host's own files, and what the file system puts there.
-_LOCAL_NAMES = frozenset({TEMPORARIES, QUARANTINE, "config.toml", "lock", "lost+found"})
+_LOCAL_NAMES = frozenset({TEMPORARIES, QUARANTINE, "config.toml", LOCK, "lost+found"})
 _LOCAL_PREFIX = "catalogue.sqlite"
 _LOCAL_SUFFIX = ".lock"
 _NFS_DELETED = ".nfs"  # an NFS client keeps a deleted file that is still open under such a name
@@ -47,7 +58,9 @@ class DirectoryBackend:
             NotFoundError: there is no such directory.
         """
         self._path = Path(os.path.abspath(path))
-        if not self._path.is_dir():
+        with storage_errors(f"opening store {self._path}", self._path):
+            there = self._path.is_dir()
+        if not there:
             why = "it is not a directory" if os.path.lexists(self._path) else "there is no such directory"
             raise NotFoundError(f"store {self._path}", why, "check the path, or create a new store there")
         self._folders = Folders(self._path)
@@ -104,7 +117,7 @@ class DirectoryBackend:
 
     def present(self, keys: Collection[str]) -> set[str]:
         """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
-        return {key for key in keys if self.stat(key) is not None}
+        return {key for key in keys if self._may_be_there(key)}
 
     def list(self, prefix: str) -> Iterator[Stat]:
         """See :class:`~ckptstore.backends.protocol.ReadBackend`.
@@ -115,6 +128,13 @@ class DirectoryBackend:
         """
         parts = tuple(check_prefix(prefix).split("/")[:-1])
         return iter(()) if parts and _is_local(parts[0]) else self._walk(parts)
+
+    def foreign(self, prefix: str) -> builtins.list[str]:
+        """Keys right below ``prefix`` under which something lies that is no regular file, folders included; sorted. A
+        listing stumbles over them, or passes over a folder."""
+        parts = tuple(check_prefix(prefix).split("/")[:-1])
+        with storage_errors(f"listing {self._path.joinpath(*parts)}", self._path.joinpath(*parts)):
+            return foreign_keys(self._folders, parts)
 
     def create(self, key: str, data: Buffer) -> bool:
         """See :class:`~ckptstore.backends.protocol.WriteBackend`. When it returns False, the key is durable too.
@@ -140,11 +160,8 @@ class DirectoryBackend:
         """See :class:`~ckptstore.backends.protocol.RepairBackend`. An absent key is created.
 
         What lies under the key (a planted link or pipe, too) gets the name ``quarantine/<key>.<nonce>``, with ``+`` for
-        ``/``; then the new file takes its place in one rename. So the key is old or new at every instant. Only where
-        the old file may not be linked, it is moved, and the key is absent for a moment.
-
-        Raises:
-            CorruptError: a folder lies under the key.
+        ``/``; then the new file takes its place in one rename. So the key is old or new at every instant. Only what
+        may not be linked (a folder, say) is moved, and the key is absent for a moment.
         """
         parts = self._parts(key)
         what, size = f"replacing key {key}", memoryview(data).nbytes
@@ -174,6 +191,29 @@ class DirectoryBackend:
                 return False
         return True
 
+    def locked(self, *, exclusive: bool) -> StoreLock | None:
+        """The lock of the store, None if somebody else holds it: see :func:`ckptstore.backends.flocks.lock_folder`."""
+        return lock_folder(self._path, exclusive=exclusive)
+
+    def delete_many(self, keys: Collection[str]) -> dict[str, CkptStoreError]:
+        """Remove keys durably; one that is absent counts as removed. Returns why each that is left could not be.
+
+        Each folder is synced once, after all that goes from it.
+        """
+        for key in keys:
+            self._parts(key)
+        return delete_files(self._folders, keys)
+
+    def modified(self, key: str) -> float | None:
+        """When ``key`` was written, in seconds by the clock of its file system, or None if it is absent."""
+        parts = self._parts(key)
+        with storage_errors(f"key {key}", self._path / key):
+            try:
+                with self._folders.opened(parts[:-1]) as folder:
+                    return os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_mtime
+            except FileNotFoundError:
+                return None
+
     def remove_stale_temporaries(self) -> tuple[str, ...]:
         """Sweep up after writers that died: see :func:`ckptstore.backends.temporaries.remove_stale`."""
         return remove_stale(self._folders)
@@ -185,6 +225,12 @@ class DirectoryBackend:
             with suppress(BackendError):  # what cannot be removed is invisible, and somebody else's
                 self.remove_stale_temporaries()
         return temporary(self._folders, what, data)
+
+    def _may_be_there(self, key: str) -> bool:
+        try:
+            return self.stat(key) is not None
+        except CorruptError:  # something is, and reading it will say what
+            return True
 
     def _parts(self, key: str) -> tuple[str, ...]:
         parts = tuple(check_key(key).split("/"))
@@ -201,7 +247,7 @@ class DirectoryBackend:
                 with self._folders.opened(parts[:-1]) as folder:
                     fd = os.open(parts[-1], _OPEN, dir_fd=folder)
             except FileNotFoundError as error:
-                hint = "pull or repair it from another copy"
+                hint = "ckpt repair gets it from another copy"
                 raise NotFoundError(f"key {key}", f"not in {self._path}", hint) from error
             except OSError as error:
                 if error.errno not in _NO_FILE:
@@ -225,7 +271,7 @@ class DirectoryBackend:
 
     def _no_file(self, key: str) -> CorruptError:
         why = f"{self._path / key} is not a regular file"
-        return CorruptError(f"key {key}", why, "move it out of the store, then repair the key from another copy")
+        return CorruptError(f"key {key}", why, "ckpt repair puts it aside and gets the key from another copy")
 
     def _publish(self, temporaries: int, temporary_name: str, folder: int, key: str) -> bool:
         """Give the temporary the name of ``key`` too. Returns False if that is taken."""
@@ -245,8 +291,6 @@ class DirectoryBackend:
         """Name what lies under ``key`` in the quarantine, durably. Returns False if nothing lies there."""
         aside = f"{key.replace('/', '+')}.{secrets.token_hex(8)}"
         try:
-            if modes.S_ISDIR(os.stat(_name(key), dir_fd=folder, follow_symlinks=False).st_mode):
-                raise self._no_file(key)
             try:
                 os.link(_name(key), aside, src_dir_fd=folder, dst_dir_fd=quarantine, follow_symlinks=False)
             except OSError as error:  # also for a file of another user, where the kernel protects hard links

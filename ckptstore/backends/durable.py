@@ -27,6 +27,16 @@ NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_CHECK = "check the device and the mount (dmesg), then run it again"
+_OPEN_FILES = "close files or raise the limit (ulimit -n, fs.file-max), then run it again"
+_HINTS = {
+    errno.EMFILE: _OPEN_FILES,
+    errno.ENFILE: _OPEN_FILES,
+    errno.ENAMETOOLONG: "put it where the path is shorter",
+    errno.ESTALE: "the server of this mount has another file system there now: mount it again",
+    errno.EXDEV: "all folders of a store, tmp too, have to be on one file system",
+    errno.EACCES: "check the owner and the mode of the files and folders on the way",
+}
 _READ_PIECE = 64 << 20
 _FULL_FSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: its fsync stops at the drive's cache
 
@@ -54,7 +64,7 @@ def storage_errors(what: str, path: str | os.PathLike[str], *, needed: int | Non
         if needed is not None and number in _NOT_WRITABLE:
             hint = "check the owner and the mode of the folder and how it is mounted; reading works without"
             raise ReadOnlyError(what, why, hint) from error
-        raise BackendError(what, why, "check the device and the mount (dmesg), then run it again") from error
+        raise BackendError(what, why, _HINTS.get(number, _CHECK)) from error
 
 
 def sync(fd: int) -> None:

@@ -97,7 +97,7 @@ class MemoryBackend:
         with self._lock:
             data = self._stored.get(key)
         if data is None:
-            raise NotFoundError(f"key {key}", f"not in {self.url}", "pull or repair it from another copy")
+            raise NotFoundError(f"key {key}", f"not in {self.url}", "ckpt repair gets it from another copy")
         return data
 
 

@@ -49,6 +49,11 @@ class Owner:
             return None
         return cls(match[1], int(match[2], 16), int(match[3]), int(match[4]))
 
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether it runs or ran under the kernel that runs this process, in whatever container."""
+        return self.boot != _UNKNOWN_BOOT and self.boot == this_process().boot
+
     def liveness(self) -> Liveness:
         """Whether this process still runs, as far as this process can prove it."""
         here = this_process()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ckptstore.backends.durable import discard, storage_errors, write_temporary
+from ckptstore.backends.durable import discard, storage_errors, sync, write_temporary
 from ckptstore.backends.folders import Folders
 from ckptstore.backends.owners import Liveness, Owner, this_process
 from ckptstore.backends.protocol import Buffer
@@ -20,10 +20,11 @@ _STALE_AFTER = 86_400.0  # seconds since the last write; writing one object take
 
 
 @contextmanager
-def temporary(folders: Folders, what: str, data: Buffer) -> Iterator[tuple[int, str]]:
-    """(Descriptor of the temporaries' folder, name) of a new read-only, synced and closed file with the bytes ``data``.
+def temporary(folders: Folders, what: str, data: Buffer, *, mode: int = _FILE_MODE) -> Iterator[tuple[int, str]]:
+    """(Descriptor of the temporaries' folder, name) of a new synced and closed file with the bytes ``data``.
 
-    Its name is its owner and a nonce. It is removed at the end, and whatever other names it has got stay.
+    Its name is its owner and a nonce, its mode by default read-only. It is removed at the end, and whatever other names
+    it has got stay.
 
     Raises:
         NoSpaceError, ReadOnlyError, BackendError: ``what`` failed, and the file is gone.
@@ -31,11 +32,31 @@ def temporary(folders: Folders, what: str, data: Buffer) -> Iterator[tuple[int, 
     place = folders.path / TEMPORARIES
     with storage_errors(what, place, needed=memoryview(data).nbytes), folders.opened((TEMPORARIES,), make=True) as fd:
         name = f"{this_process()}.{secrets.token_hex(8)}"
-        write_temporary(what, place / name, (data,), mode=_FILE_MODE, folder_fd=fd)
+        write_temporary(what, place / name, (data,), mode=mode, folder_fd=fd)
         try:
             yield fd, name
         finally:
             discard(name, folder_fd=fd)
+
+
+def write_local(folders: Folders, name: str, data: Buffer, *, mode: int) -> None:
+    """Let the local file ``name`` of a store's folder have the bytes ``data``, whole and durable, whatever it had.
+
+    A crash leaves the old bytes or the new ones, and a temporary where the next writer sweeps it up: beside the file it
+    would lie among the keys, and be none.
+
+    Raises:
+        NoSpaceError, ReadOnlyError, BackendError: it could not be written, and is as it was.
+    """
+    place = folders.path / name
+    what = f"writing {place}"
+    with (
+        temporary(folders, what, data, mode=mode) as (temporaries, temporary_name),
+        storage_errors(what, place, needed=memoryview(data).nbytes),
+        folders.opened(()) as top,
+    ):
+        os.replace(temporary_name, name, src_dir_fd=temporaries, dst_dir_fd=top)
+        sync(top)
 
 
 def remove_stale(folders: Folders) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from contextlib import suppress
@@ -13,13 +14,15 @@ from ckptstore.format import values
 from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.fields import DOCUMENT_LIMIT
-from ckptstore.format.keys import check_ref_name, receipt_key, receipt_prefix
+from ckptstore.format.keys import check_ref_name, is_ref_name, receipt_key, receipt_prefix
 from ckptstore.format.progress import Progress
 from ckptstore.format.records import RefRecord, ShardReceipt, attempt_subject
 from ckptstore.objects import Objects, writable
 from ckptstore.refs import Refs
 
 POLL_SECONDS = 0.02
+
+_TEXT = re.compile(r"([^:]{1,64}):(0|[1-9][0-9]{0,15}):(-|[0-9a-f]{64}):([0-9a-f]{32})")
 
 SAVE_AGAIN = "nothing was committed; save again"
 
@@ -43,11 +46,10 @@ class Attempt:
     @staticmethod
     def parse(text: str) -> Attempt:
         """The attempt of its text. UsageError if it is not one."""
-        try:
-            ref, generation, parent, nonce = text.split(":")
-            return Attempt(check_ref_name(ref), int(generation), None if parent == "-" else Digest.parse(parent), nonce)
-        except (ValueError, CkptStoreError):
-            raise UsageError(f"attempt {text!r:.80}", "not the text of an attempt") from None
+        match = _TEXT.fullmatch(text)
+        if match is None or not is_ref_name(match[1]):
+            raise UsageError(f"attempt {text!r:.80}", "not the text of an attempt")
+        return Attempt(match[1], int(match[2]), None if match[3] == "-" else Digest.parse(match[3]), match[4])
 
 
 def begin(refs: Refs, ref: str, after: RefRecord | None = None) -> Attempt:

@@ -6,8 +6,8 @@ Needs no torch: whoever coordinates the workers commits from their receipts and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from ckptstore.backends.deadline import check
@@ -15,7 +15,7 @@ from ckptstore.closure import Closure, ShardView, read_parts, shape_problems
 from ckptstore.commits.attempts import SAVE_AGAIN, Attempt
 from ckptstore.commits.presence import check_presence
 from ckptstore.commits.proving import Proof, prove_parts, prove_root
-from ckptstore.errors import CkptStoreError, CommitAbortedError, MalformedError, RefusedError
+from ckptstore.errors import CkptStoreError, CommitAbortedError, MalformedError, NotFoundError, RefusedError
 from ckptstore.findings import Place
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
@@ -24,6 +24,7 @@ from ckptstore.format.progress import Counter, Progress, count_updates, problems
 from ckptstore.format.records import RefRecord, ShardReceipt
 from ckptstore.format.shard import Alias
 from ckptstore.format.state import join_leaves, rng_root, state_root
+from ckptstore.leases import held_since, lease
 from ckptstore.objects import Objects
 from ckptstore.refs import Refs
 
@@ -83,34 +84,53 @@ def commit(
         kept: documents of trees from one commit to the next, see :func:`~ckptstore.closure.read_parts`.
 
     Raises:
-        CommitAbortedError: receipts do not fit together, shards do not join, or counters disagree. The ref is
-        fenced, so every participant that asks learns the same.
+        CommitAbortedError: receipts do not fit together, shards do not join, or counters disagree.
         ConflictError: somebody else moved the ref.
+        CkptStoreError: the storage failed.
+
+    After any error before the ref is moved it is fenced, so every participant that asks learns the same.
     """
     began = time.monotonic() if began is None else began
+    with ExitStack() as held:  # until the ref has moved; what the workers stored may have been collected before
+        with _fenced_unless_ready(refs, attempt, len(receipts)):
+            held.enter_context(lease(objects.backend))
+            seen = max(began, held_since(objects.backend) or began)
+            try:
+                checkpoint, closure = join(objects, attempt, receipts, declared, kept)
+                data = checkpoint.encode()
+                Checkpoint.parse(data)  # no writer makes what no reader takes
+                if prove:
+                    prove_parts(objects, closure, seen)
+                else:
+                    check_presence(objects, closure, seen)
+            except (RefusedError, MalformedError) as error:
+                raise CommitAbortedError(error.what, error.why, error.hint) from None
+            except NotFoundError as error:
+                raise NotFoundError(error.what, error.why, _STORE_AGAIN) from None
+            root = objects.put_document(data)
+            proof = prove_root(objects, root, closure, began) if prove else None
+            if before_ref is not None:
+                before_ref(root, proof)
+            if after is None and attempt.generation:
+                after = refs.record(attempt.ref, attempt.generation)
+            check(f"moving ref {attempt.ref}")
+        return Committed(root, checkpoint, refs.move(attempt.ref, root, after))
+
+
+_STORE_AGAIN = "nothing was committed; store it again: what no checkpoint names yet may be collected"
+
+
+@contextmanager
+def _fenced_unless_ready(refs: Refs, attempt: Attempt, participants: int) -> Iterator[None]:
+    """Whatever goes wrong in the block, an interrupt too, aborts the attempt for those who wait for its verdict: at
+    once, and not when their deadlines are over. Nobody waits for the verdict on a single shard."""
     try:
-        checkpoint, closure = join(objects, attempt, receipts, declared, kept)
-        data = checkpoint.encode()
-        Checkpoint.parse(data)  # no writer makes what no reader takes
-        if prove:
-            prove_parts(objects, closure, began)
-        else:
-            check_presence(objects, closure)
-    except CkptStoreError as error:
-        if len(receipts) > 1:  # nobody else waits for the verdict on a single shard
+        yield
+    except BaseException:
+        if participants > 1:
             with suppress(CkptStoreError):
                 refs.fence(attempt.ref, attempt.generation)
-        if isinstance(error, RefusedError | MalformedError):
-            raise CommitAbortedError(error.what, error.why, error.hint) from None
         raise
-    root = objects.put_document(data)
-    proof = prove_root(objects, root, closure, began) if prove else None
-    if before_ref is not None:
-        before_ref(root, proof)
-    if after is None and attempt.generation:
-        after = refs.record(attempt.ref, attempt.generation)
-    check(f"moving ref {attempt.ref}")
-    return Committed(root, checkpoint, refs.move(attempt.ref, root, after))
 
 
 def join(

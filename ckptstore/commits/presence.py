@@ -11,12 +11,14 @@ from ckptstore.format.keys import digest_of_key
 from ckptstore.objects import Objects
 
 
-def check_presence(objects: Objects, closure: Closure) -> None:
-    """Raise the first object that is absent or of another size; what this process verified is not asked for.
+def check_presence(objects: Objects, closure: Closure, since: float = 0.0) -> None:
+    """Raise the first object that is absent or of another size. What this process saw there since ``since`` (of
+    :func:`time.monotonic`) is not asked for; under a lease, that is when it began, since until then a collection may
+    have deleted what nothing named.
 
     Over a network only those are asked for that no listing comes to: the bytes of all are checked when they are read.
     """
-    wanted = [(key, need) for key, need in closure.objects.items() if not objects.is_verified(key)]
+    wanted = [(key, need) for key, need in closure.objects.items() if not objects.seen_since(key, since)]
     if objects.backend.traits.network:
         gone = _gone(objects, [key for key, _ in wanted])
         wanted = [(key, need) for key, need in wanted if key in gone]

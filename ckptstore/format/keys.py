@@ -92,6 +92,17 @@ def lease_key(nonce: str) -> str:
     return f"leases/{nonce}"
 
 
+def collection_key(number: int) -> str:
+    """Key of the marker of a running collection: 16 decimal digits, each number used once as long as one is there."""
+    return f"gc/{number:0{_GENERATION_DIGITS}d}"
+
+
+def parse_collection_key(key: str) -> int | None:
+    """The number of a collection's marker, or None if the key is not one."""
+    match = re.fullmatch(rf"gc/([0-9]{{{_GENERATION_DIGITS}}})", key)
+    return int(match[1]) or None if match else None
+
+
 def digest_of_key(key: str) -> Digest | None:
     """The digest that names an object or a document, or None if ``key`` is neither or its shard folder does not fit."""
     match = re.fullmatch(r"(?:objects|documents)/([0-9a-f]{2})/([0-9a-f]{64})", key)

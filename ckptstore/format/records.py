@@ -1,4 +1,5 @@
-"""Records outside the closure: refs, receipts, pins, retirements, leases, the store's own header (F-100 to F-118)."""
+"""Records outside the closure: refs, receipts, pins, retirements, leases, collections, the store's own header (F-100 to
+F-118, F-164)."""
 
 from __future__ import annotations
 
@@ -301,6 +302,32 @@ class Lease:
         lease = Lease(fields.text("host"), fields.text("process"), fields.text("time"))
         fields.end()
         return lease
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionMarker:
+    """A collection that is running: where, in which process (as in a lease), since when, and the nonce by which it
+    knows its own marker again."""
+
+    host: str
+    process: str
+    time: str
+    nonce: str
+
+    def encode(self) -> bytes:
+        """Record bytes."""
+        body: dict[str, Json] = {"host": self.host, "process": self.process, "time": self.time, "nonce": self.nonce}
+        return close_document("collection", body, RECORD_LIMIT)
+
+    @staticmethod
+    def parse(data: bytes) -> CollectionMarker:
+        """The marker of record bytes."""
+        fields = open_document(data, "collection", RECORD_LIMIT)
+        marker = CollectionMarker(
+            fields.text("host"), fields.text("process"), fields.text("time"), _nonce(fields, "nonce")
+        )
+        fields.end()
+        return marker
 
 
 def attempt_subject(attempt: str) -> Digest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from logging import getLogger
 
 from ckptstore.endpoints import require_exclusive
@@ -12,6 +13,7 @@ from ckptstore.format.checkpoint import Checkpoint
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name
 from ckptstore.format.records import RefRecord, ShardReceipt
+from ckptstore.leases import check_lease
 from ckptstore.meter import OnProgress
 from ckptstore.store import Store
 from ckptstore.transfers.sending import Source
@@ -119,13 +121,19 @@ def _transfer(
     # What would be refused in the end is refused before anything is sent.
     documents = Source(source.backend)
     head, moves = (None, False) if ref is None else head_to_move(documents, target, root, ref)
-    done = transfer(documents, target.backend, root, scope, progress)
-    while ref is not None and moves:
-        try:
-            target.refs.move(ref, root, head)
-            break
-        except ConflictError:  # somebody else moved it: where it is now is what counts
-            head, moves = head_to_move(documents, target, root, ref)
+
+    def move(ref: str) -> None:
+        after, moves = head, True
+        while moves:
+            try:
+                target.refs.move(ref, root, after)
+                return
+            except ConflictError:  # somebody else moved it: where it is now is what counts
+                check_lease(target.backend)
+                after, moves = head_to_move(documents, target, root, ref)
+
+    named = partial(move, ref) if ref is not None and moves else None
+    done = transfer(documents, target.backend, root, scope, progress, named)
     target.note_in_catalogue(root)
     return done
 

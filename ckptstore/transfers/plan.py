@@ -26,7 +26,7 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.keys import STORE_KEY
 from ckptstore.format.records import Receipt, RefRecord
 from ckptstore.format.records import Store as StoreHeader
-from ckptstore.leases import lease
+from ckptstore.leases import check_lease, lease
 from ckptstore.refs import Refs
 from ckptstore.store import Store
 from ckptstore.transfers.exchange import check, head_to_move, sorted_shards
@@ -261,8 +261,10 @@ def _rehearsed(
             put_pin(counting, root, scope)
         put_retirements(counting, steps.retire)
         put_receipt(counting, receipt)
-    if moved is not None:
-        Refs(counting).move(moved[0], root, moved[1])
+        if moved is not None:
+            Refs(counting).move(moved[0], root, moved[1])
+        elif scope.shards is not None:
+            check_lease(counting)
     return counting
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -11,6 +10,7 @@ from typing import Any
 
 from ckptstore.backends.traffic import Traffic
 from ckptstore.errors import MalformedError
+from ckptstore.toml import parse_toml
 
 _CLASSES = {
     "PutObject": "write",
@@ -27,6 +27,9 @@ _TABLES = {
     "per_gb_month": ("stored",),
 }
 _GB = 10**9
+_LIMIT = 64 * 2**10
+_MOST = 10**15
+_LEAST = Decimal("1e-30")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +81,17 @@ class Prices:
         Raises:
             MalformedError: it is none; names the field.
         """
-        try:
-            found: dict[str, Any] = tomllib.loads(text, parse_float=Decimal)
-        except tomllib.TOMLDecodeError as error:
-            raise MalformedError("price table", f"not TOML: {error}", _HINT) from None
+        if len(text) > _LIMIT:
+            raise MalformedError("price table", f"longer than {_LIMIT:,} characters", _HINT)
+        found = parse_toml(text, "price table", _HINT, parse_float=Decimal)
         unknown = set(found) - {"currency", "as_of", "source", "bytes_per_gb", *_TABLES}
         if unknown:
             raise MalformedError("price table", f"{', '.join(sorted(unknown))!r:.80} is not known", _HINT)
         words = {name: _text(found, name) for name in ("currency", "as_of", "source")}
         tables = {name: _table(found, name) for name in _TABLES}
         size = found.get("bytes_per_gb", _GB)
-        if type(size) is not int or size < 1:
-            raise MalformedError("price table", "bytes_per_gb is not a whole number above 0", _HINT)
+        if type(size) is not int or not 1 <= size <= _MOST:
+            raise MalformedError("price table", f"bytes_per_gb is not a whole number from 1 to {_MOST}", _HINT)
         return Prices(
             **words,
             requests={name: price / 1000 for name, price in tables["requests_per_1000"].items()},
@@ -135,8 +137,10 @@ def _table(found: Mapping[str, Any], name: str) -> dict[str, Decimal]:
     prices = {}
     for key in names:
         price = table.get(key, 0)
-        if type(price) not in (int, Decimal) or not Decimal(price).is_finite() or price < 0:
-            raise MalformedError("price table", f"{key} in [{name}] is not a number of at least 0", _HINT)
+        # Between the two, no sum or product of prices leaves the range of decimals.
+        finite = type(price) in (int, Decimal) and Decimal(price).is_finite()
+        if not finite or not 0 <= price <= _MOST or 0 < price < _LEAST:
+            raise MalformedError("price table", f"{key} in [{name}] is not a number from 0 to {_MOST}", _HINT)
         prices[key] = Decimal(price)
     return prices
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from ckptstore.backends.protocol import ReadBackend, WriteBackend
@@ -13,7 +13,7 @@ from ckptstore.errors import BackendError, MalformedError
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import document_key, pin_key, receipt_key, retired_key
 from ckptstore.format.records import Pin, Receipt, Retired, closure_digest
-from ckptstore.leases import lease, now
+from ckptstore.leases import check_lease, lease, now, publish
 from ckptstore.meter import OnProgress
 from ckptstore.objects import Objects, writable
 from ckptstore.readbacks.actors import readback_details
@@ -46,7 +46,12 @@ class Transfer:
 
 
 def transfer(
-    source: Source, target: ReadBackend, root: Digest, scope: Scope, progress: OnProgress | None = None
+    source: Source,
+    target: ReadBackend,
+    root: Digest,
+    scope: Scope,
+    progress: OnProgress | None = None,
+    named: Callable[[], object] | None = None,
 ) -> Transfer:
     """Copy what is missing, children before parents, and read every key of the closure back from ``target``.
 
@@ -57,6 +62,7 @@ def transfer(
         root: digest of the checkpoint.
         scope: what of it.
         progress: called with (bytes done, bytes in all).
+        named: called when everything is there, to let a ref name it before the lease ends; else it may be collected.
 
     Raises:
         CorruptError, NotFoundError: the source lacks good bytes; nothing that refers to them was written to ``target``.
@@ -65,7 +71,7 @@ def transfer(
         BackendError: one of them fails; says how much is missing yet. What was stored is used by the next transfer.
     """
     closure = read_closure(source, root, scope.shards, files=scope.files)
-    return _carry(source, target, root, closure, read_history(source, closure), scope, progress)
+    return _carry(source, target, root, closure, read_history(source, closure), scope, progress, named)
 
 
 def send_shard(source: Source, target: ReadBackend, digest: Digest, index: int, count: int) -> Transfer:
@@ -98,11 +104,33 @@ def _carry(
     history: Sequence[Past],
     scope: Scope,
     progress: OnProgress | None,
+    named: Callable[[], object] | None = None,
 ) -> Transfer:
+    with ExitStack() as held:
+        done = _carried(source, target, subject, closure, history, scope, progress, held)
+        if named is not None:
+            named()
+        elif scope.shards is not None:
+            check_lease(target)  # else what the pin keeps may be gone
+    return done
+
+
+def _carried(
+    source: Source,
+    target: ReadBackend,
+    subject: Digest,
+    closure: Closure,
+    history: Sequence[Past],
+    scope: Scope,
+    progress: OnProgress | None,
+    held: ExitStack,
+) -> Transfer:
+    """The same, with a lease that ``held`` then holds."""
     store = writable(target)
     threads = threads_between(source.backend, target)
     sender = Sender(source, Objects(target, medium=True))
-    with _telling_what_is_missing(sender, closure), lease(target):
+    with _telling_what_is_missing(sender, closure):
+        held.enter_context(lease(target))
         found = survey(source, target, closure, history, scope)
         total = sum(step.size for step in found.steps.objects)
         done = 0
@@ -191,7 +219,7 @@ def put_pin(store: WriteBackend, root: Digest, scope: Scope) -> None:
     """Say that only some shards of ``root`` are meant to be in a store."""
     assert scope.shards is not None
     pin = Pin(tuple(sorted(set(scope.shards))), f"{scope.operation} of some shards")
-    store.create(pin_key(root, secrets.token_hex(16)), pin.encode())
+    publish(store, pin_key(root, secrets.token_hex(16)), pin.encode())
 
 
 def put_retirements(store: WriteBackend, roots: Sequence[Digest], threads: int | None = None) -> None:

@@ -12,6 +12,7 @@ from ckptstore.format.page import encode_page, parse_page
 from ckptstore.format.records import (
     RECEIPT_LIMIT,
     RECORD_LIMIT,
+    CollectionMarker,
     Feature,
     Lease,
     Pin,
@@ -39,13 +40,14 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
     "pin": Pin.parse,
     "retired": Retired.parse,
     "lease": Lease.parse,
+    "collection": CollectionMarker.parse,
     "feature": Feature.parse,
     "store": Store.parse,
 }
 
 LIMITS = {
     **dict.fromkeys(("page", "shard", "checkpoint", "tree", "preparation", "shard-receipt"), DOCUMENT_LIMIT),
-    **dict.fromkeys(("ref", "pin", "retired", "lease", "feature", "store"), RECORD_LIMIT),
+    **dict.fromkeys(("ref", "pin", "retired", "lease", "collection", "feature", "store"), RECORD_LIMIT),
     "receipt": RECEIPT_LIMIT,
 }
 

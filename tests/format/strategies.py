@@ -28,7 +28,16 @@ from ckptstore.format.page import (
 )
 from ckptstore.format.progress import Counter as StateCounter
 from ckptstore.format.progress import Cursor, NamedState, Progress
-from ckptstore.format.records import Lease, Pin, Receipt, RefRecord, Retired, ShardReceipt, Store
+from ckptstore.format.records import (
+    CollectionMarker,
+    Lease,
+    Pin,
+    Receipt,
+    RefRecord,
+    Retired,
+    ShardReceipt,
+    Store,
+)
 from ckptstore.format.shard import Alias, Group, Optimizer, PageRef, RngEntry, RolePacks, Shard
 from ckptstore.format.tensors import CHUNK, INLINE
 from ckptstore.format.tree import Excluded, File, Preparation, Tree
@@ -300,6 +309,7 @@ documents: dict[str, st.SearchStrategy[Any]] = {
     "pin": pins,
     "retired": st.builds(Retired, names),
     "lease": st.builds(Lease, names, names, names),
+    "collection": st.builds(CollectionMarker, names, names, names, nonces),
     "store": st.builds(Store, nonces),
 }
 """By kind, the values whose documents are of that kind."""

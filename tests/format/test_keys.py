@@ -27,6 +27,10 @@ def test_keys_are_those_of_the_table() -> None:
     assert keys.pin_key(D, nonce) == f"pins/{D.hex}/{nonce}"
     assert keys.retired_key(D) == f"retired/{D.hex}"
     assert keys.lease_key(nonce) == f"leases/{nonce}"
+    assert keys.collection_key(7) == "gc/0000000000000007"
+    assert keys.parse_collection_key("gc/0000000000000007") == 7
+    for name in ("gc/0000000000000000", "gc/7", "gc/now", "leases/0000000000000007"):
+        assert keys.parse_collection_key(name) is None
 
 
 @given(digests, digests, nonces, st.integers(1, 10**16 - 1))

@@ -87,6 +87,8 @@ class S3Address:
             UsageError: it is none; if it seems to hold credentials, it is not repeated in the message.
             RefusedError: a storage class that cannot be read back.
         """
+        if not url.startswith("s3://") or not url.isprintable():  # a parser of URLs leaves out line ends unasked
+            raise UsageError("store s3://…", "not a URL, or with characters that cannot be printed", _EXAMPLE)
         try:
             parts = urlsplit(url)
             options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else []
@@ -106,8 +108,8 @@ class S3Address:
         for name, value in options:
             if name not in known:
                 raise UsageError(what, f"option {name!r:.40} is not known", f"options are {', '.join(known)}")
-            if name in given or not value:
-                raise UsageError(what, f"option {name} is empty or given twice")
+            if name in given or not value or not value.isprintable():
+                raise UsageError(what, f"option {name} is empty, given twice, or of characters that cannot be printed")
             given[name] = _number(what, name, value) if name in _NUMBERS else value
         prefix = parts.path.strip("/") if parts.path.strip("/") == parts.path[1:].removesuffix("/") else parts.path
         return S3Address(parts.netloc, f"{prefix}/" if prefix else "", **given)
@@ -142,7 +144,7 @@ def _number(what: str, name: str, text: str) -> int | float:
 
 
 def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _check_endpoint(what: str, url: str) -> None:

@@ -15,12 +15,16 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from datetime import datetime
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptstore.backends.capabilities import Capabilities
 from ckptstore.backends.protocol import Buffer, ReadbackMethod, Stat, Traits, check_key, check_prefix
+from ckptstore.backends.s3 import retention
 from ckptstore.backends.s3.address import S3Address
 from ckptstore.backends.s3.client import Clients
+from ckptstore.backends.s3.deleting import delete_objects
 from ckptstore.backends.s3.failures import (
     TryAgainError,
     code_of,
@@ -44,6 +48,7 @@ T = TypeVar("T")
 _FIRST_CONTACT_SECONDS = 15.0  # a wrong endpoint is told soon; one that was there may go away for longer
 _RENEWALS = (0.0, 0.3, 1.0)  # seconds until boto3 looks for credentials again
 _SMALL = 1 << 16  # bytes: records have no digest for a name, so the server shall notice if one is hurt on the way
+_PIECE = 1 << 20  # bytes of a body that are read at a time
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -213,6 +218,42 @@ class S3Backend:
             )
         return there
 
+    def hold(self, key: str, until: datetime) -> None:
+        """Hold ``key`` against deletion until ``until``; see :mod:`ckptstore.backends.s3.retention`."""
+        name = self._name(key)
+        self._call(
+            f"holding key {key}",
+            lambda client: retention.hold(client, self.address.bucket, name, self.address.owner, until),
+            writing=True,
+        )
+
+    def held_until(self, key: str) -> datetime | None:
+        """Until when ``key`` is held against deletion, in UTC; None if it is not, or is not there."""
+        name = self._name(key)
+        return self._call(
+            f"asking how long key {key} is held",
+            lambda client: retention.held_until(client, self.address.bucket, name, self.address.owner),
+        )
+
+    def delete_many(self, keys: Collection[str]) -> dict[str, CkptStoreError] | None:
+        """See :func:`ckptstore.backends.s3.deleting.delete_objects`. A bucket that keeps versions keeps those."""
+        return delete_objects(self._call, self.address, keys)
+
+    def modified(self, key: str) -> float | None:
+        """When ``key`` was written, in seconds by the server's clock, or None if it is absent."""
+        name = self._name(key)
+
+        def work(client: S3Client) -> float | None:
+            try:
+                answer = client.head_object(Bucket=self.address.bucket, Key=name, **self.address.owner)
+            except client.exceptions.ClientError as error:
+                if is_status(error, 404) and code_of(error) != "NoSuchBucket":
+                    return None
+                raise
+            return answer["LastModified"].timestamp()
+
+        return self._call(f"asking for key {key}", work)
+
     def probe(self) -> Capabilities:
         """Find out what the endpoint honours, with a few requests under a key of its own that is deleted again."""
         self.capabilities = self._call(
@@ -267,7 +308,7 @@ class S3Backend:
         answer: Any = client.get_object(Bucket=self.address.bucket, Key=name, **self.address.owner)
         pieces: builtins.list[bytes] = []
         try:
-            while piece := answer["Body"].read(1 << 20):
+            while piece := answer["Body"].read(_PIECE):
                 pieces.append(piece)
         except Exception:  # whatever ends it, this is what there is
             answer["Body"].close()
@@ -322,12 +363,19 @@ class S3Backend:
     def _body(self, answer: Any, limit: int | None) -> bytes:
         """The first ``limit`` bytes of an answer's body. TryAgainError if it ends before its declared length."""
         body, declared = answer["Body"], answer.get("ContentLength")
+        wanted = declared if limit is None else limit if declared is None else min(declared, limit)
+        taken = BytesIO()  # hands out its bytes as they are; one read of them all would hold them twice
         try:
-            data: bytes = body.read(limit)
+            while wanted is None or taken.tell() < wanted:
+                piece = body.read(_PIECE if wanted is None else min(_PIECE, wanted - taken.tell()))
+                if not piece:
+                    break
+                taken.write(piece)
         finally:
             whole = declared is not None and (limit is None or declared <= limit)
             if not whole:
                 body.close()  # the rest is not read, and the connection not used again
+        data = taken.getvalue()
         self._meter.received(len(data))
         if declared is not None and len(data) < (declared if limit is None else min(declared, limit)):
             body.close()

@@ -123,7 +123,7 @@ def _of_answer(error: foreign.ClientError, what: str, where: str, *, writing: bo
             return ReadOnlyError(what, why, "these credentials may not write here; verify and pull need no right to")
         return BackendError(what, why, "these credentials need s3:GetObject and s3:ListBucket here")
     if status == 404:
-        return NotFoundError(what, why, "pull or repair it from another copy")
+        return NotFoundError(what, why, "ckpt repair gets it from another copy")
     return BackendError(what, why, _LATER if is_transient(error) else "see what the endpoint's documentation says")
 
 
