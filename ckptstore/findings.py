@@ -52,6 +52,9 @@ _ERRORS: dict[Kind, type[CkptStoreError]] = {
     Kind.ANCESTOR: NotFoundError,
 }
 
+REPAIRABLE = (Kind.CORRUPT, Kind.TRUNCATED, Kind.MISSING)
+"""Kinds of what another copy may have whole; the others are wrong in each copy, or only out of reach."""
+
 _WORST_FIRST = (
     Kind.CORRUPT,
     Kind.TRUNCATED,
@@ -134,7 +137,10 @@ Report: TypeAlias = Callable[[Finding], None]
 
 def raise_finding(finding: Finding) -> None:
     """A report that raises the first finding."""
-    raise finding.error("run ckpt verify for all findings; restore the bytes from another copy with ckpt push or pull")
+    root = finding.place.checkpoint
+    name = "ROOT" if root is None else str(root) if root.hex in finding.key else root.short
+    hint = f"ckpt verify {name} lists all findings, ckpt repair {name} gets the bytes back from another copy"
+    raise finding.error(hint if finding.kind in REPAIRABLE else f"ckpt verify {name} lists all findings")
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

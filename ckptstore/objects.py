@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import TypeVar
@@ -36,7 +36,7 @@ class Objects:
     def __init__(self, backend: ReadBackend, *, medium: bool = False) -> None:
         self.backend = backend
         self.medium = medium
-        self._methods: set[ReadbackMethod] = set()
+        self._methods: dict[str, ReadbackMethod] = {}  # in which each key was last read
         self._verified: dict[str, float] = {}  # and when it was last there with the right size
         self._read_back: dict[str, float] = {}  # when its bytes were last read back in full
         self._recent: set[str] = set()
@@ -48,8 +48,13 @@ class Objects:
     @property
     def method(self) -> ReadbackMethod:
         """The weakest way in which bytes were read so far."""
-        order = list(ReadbackMethod)
-        return max(self._methods, key=order.index, default=ReadbackMethod.CACHED)
+        return self.weakest(self._methods)
+
+    def weakest(self, keys: Iterable[str]) -> ReadbackMethod:
+        """The weakest way in which any of ``keys`` was last read and found good."""
+        with self._lock:
+            methods = {self._methods[key] for key in keys if key in self._methods}
+        return max(methods, key=list(ReadbackMethod).index, default=ReadbackMethod.CACHED)
 
     @property
     def threads(self) -> int:
@@ -136,7 +141,11 @@ class Objects:
             self._saw(key)
             return False
         backend = writable(self.backend)
-        if backend.create(key, data):
+        try:
+            created = backend.create(key, data)
+        except CorruptError:  # no regular file lies there, which is put aside as wrong bytes are
+            created = False
+        if created:
             self._remember(key)
             return True
         found: list[Finding] = []
@@ -155,8 +164,9 @@ class Objects:
     def _size(self, key: str) -> int | None:
         size = self._sizes().get(key) if key.startswith("objects/") else None
         if size is None:
-            stat = self.backend.stat(key)
-            size = None if stat is None else stat.size
+            with suppress(CorruptError):  # no regular file lies there
+                stat = self.backend.stat(key)
+                size = None if stat is None else stat.size
         return size
 
     def _sizes(self) -> dict[str, int]:
@@ -225,7 +235,7 @@ class Objects:
         if method.reaches_medium:
             self.note_read_back(key)
         with self._lock:
-            self._methods.add(method)
+            self._methods[key] = method
         return data
 
 

@@ -1,0 +1,1 @@
+"""Repair: what is damaged or missing comes back from another copy, proven by its digest."""
