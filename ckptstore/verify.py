@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import math
+import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ckptstore.backends.protocol import ReadBackend, ReadbackMethod
 from ckptstore.closure import Closure, Need, read_closure
-from ckptstore.errors import CkptStoreError, NotFoundError
-from ckptstore.findings import Finding, Kind, Place, exit_code
-from ckptstore.format.checkpoint import Checkpoint
+from ckptstore.findings import Finding, exit_code
 from ckptstore.format.digest import Digest
-from ckptstore.format.fields import DOCUMENT_LIMIT
-from ckptstore.format.keys import document_key, retired_key
 from ckptstore.format.records import Receipt, closure_digest
 from ckptstore.leases import now
 from ckptstore.meter import OnProgress
 from ckptstore.objects import Objects
 from ckptstore.readbacks.actors import readback_details, store_id
+from ckptstore.readbacks.documents import ROOM, KeptDocuments
+from ckptstore.readbacks.looks import Look, look
+from ckptstore.readbacks.pasts import Ancestor, Pasts
 from ckptstore.threads import in_threads
-
-
-@dataclass(frozen=True, slots=True)
-class Ancestor:
-    """An ancestor of the verified checkpoint: present, retired or missing."""
-
-    root: Digest
-    step: int | None
-    status: str
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What a verification read and found.
 
-    ``bytes_read`` are the bytes of the closure's distinct keys that were read and hashed; documents of ancestors and
-    ref records are history, and counted in ``history_bytes``. ``method`` is the weakest way in which a
-    key was read, ``keys`` the keys of the closure's objects, ``store`` the id in the header of the store. ``read`` says
-    for each key of the closure, sorted, whether it was read; None: all were.
+    ``documents``, ``objects`` and ``bytes_read`` count the closure's distinct keys that were read and hashed for it;
+    documents of ancestors and ref records are history, and counted in ``history_bytes``. ``method`` is the weakest way
+    in which a key was read, ``keys`` the keys of the closure's objects, ``store`` the id in the header of the store.
+    ``read`` says for each key of the closure, sorted, whether it was read for it; None: all were. The others were read
+    before: for checkpoints that were verified together with this one, the first of them ``oldest_seconds`` ago.
     """
 
     root: Digest
@@ -53,6 +46,7 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     store: str | None = None
     read: tuple[bool, ...] | None = None
+    oldest_seconds: int = 0
 
     @property
     def ok(self) -> bool:
@@ -79,7 +73,9 @@ class VerifyReport:
             method=self.method.value,
             time=now(),
             where=where,
-            details=readback_details(self.store, max_age_seconds=max_age_seconds, read=self.read),
+            details=readback_details(
+                self.store, max_age_seconds=max(max_age_seconds, self.oldest_seconds), read=self.read
+            ),
         )
 
 
@@ -104,123 +100,103 @@ def verify(
         skip: keys of objects that this process has read back already; documents are always read.
         files: whether the trees of files and of the preparation belong to what must be here.
     """
-    objects = Objects(backend, medium=True)
-    found: list[Finding] = []
-    closure = read_closure(objects, root, shards, found.append, files=files)
-    wanted = [(key, need) for key, need in closure.objects.items() if key not in skip]
-    total = sum(need.length for _, need in wanted)
-    read = sum(closure.documents.values())
-    done = 0
-    for need, findings, size in in_threads(lambda item: check_object(objects, *item), wanted, objects.threads):
-        found.extend(findings)
-        read += size
-        done += need.length
-        if progress is not None:
-            progress(done, total)
-    history = 0
-    ancestors, size = _ancestors(backend, closure, found) if shards is None else ((), 0)
-    history += size
-    for findings, size in refs:
-        found.extend(findings)
-        history += size
-    return VerifyReport(
-        root=root,
-        closure=closure_digest(closure.sizes()),
-        step=closure.checkpoint.step if closure.checkpoint else None,
-        documents=len(closure.documents),
-        objects=len(wanted),
-        keys=tuple(closure.objects),
-        bytes_read=read,
-        history_bytes=history,
-        method=objects.method,
-        ancestors=ancestors,
-        findings=tuple(found),
-        store=store_id(backend),
-        read=_read(closure, skip),
-    )
+    return Verifier(backend, room=0).verify(root, shards, progress, refs, skip, files=files)
 
 
-def _read(closure: Closure, skip: Collection[str]) -> tuple[bool, ...] | None:
-    """For each key, sorted, whether it was read; None if all were."""
-    if closure.objects.keys().isdisjoint(skip):
-        return None
-    return tuple(key not in skip or key in closure.documents for key in sorted((*closure.documents, *closure.objects)))
+class Verifier:
+    """Verifies checkpoints of one store one after the other, and remembers of each object what reading it said.
+
+    Args:
+        backend: the store.
+        room: bytes of documents that are kept, so that those which several checkpoints share are read once.
+    """
+
+    def __init__(self, backend: ReadBackend, *, room: int = ROOM) -> None:
+        self._backend = backend
+        self._objects = KeptDocuments(backend, room)
+        self._looks: dict[str, Look] = {}
+        self._pasts = Pasts(backend)
+
+    def verify(
+        self,
+        root: Digest,
+        shards: Collection[int] | None = None,
+        progress: OnProgress | None = None,
+        refs: Iterable[tuple[list[Finding], int]] = (),
+        skip: Collection[str] = (),
+        *,
+        files: bool = True,
+        history: bool = True,
+        since: float | None = None,
+    ) -> VerifyReport:
+        """See :func:`verify`.
+
+        Args:
+            history: whether the ancestors are looked at, too.
+            since: what was read from then on (of :func:`time.monotonic`; by default from now) was read for ``root``.
+        """
+        objects, began = self._objects, time.monotonic() if since is None else since
+        found: list[Finding] = []
+        closure = read_closure(objects, root, shards, found.append, files=files)
+        wanted = {key: need for key, need in closure.objects.items() if key not in skip}
+        self._read({key: need for key, need in wanted.items() if not self._is_known(key, need)}, progress)
+        for key, need in wanted.items():
+            found.extend(self._looks[key].findings(key, need))
+        past = self._pasts.bytes_read
+        ancestors = []
+        for ancestor, faults in self._pasts.of(root, closure.checkpoint) if history and shards is None else ():
+            ancestors += [] if ancestor is None else [ancestor]
+            found.extend(faults)
+        past = self._pasts.bytes_read - past
+        for findings, size in refs:
+            found.extend(findings)
+            past += size
+        moments = {key: self._looks[key].moment for key in wanted}
+        moments |= {key: objects.moments[key] for key in closure.documents}
+        read = {key for key, moment in moments.items() if moment >= began}
+        oldest = min(moments.values(), default=began)
+        return VerifyReport(
+            root=root,
+            closure=closure_digest(closure.sizes()),
+            step=closure.checkpoint.step if closure.checkpoint else None,
+            documents=len(read & closure.documents.keys()),
+            objects=len(read & wanted.keys()),
+            keys=tuple(closure.objects),
+            bytes_read=sum(self._looks[key].size if key in wanted else closure.documents[key] for key in read),
+            history_bytes=past,
+            method=objects.weakest(moments),
+            ancestors=tuple(ancestors),
+            findings=tuple(found),
+            store=store_id(self._backend),
+            read=_flags(closure, read),
+            oldest_seconds=0 if oldest >= began else math.ceil(time.monotonic() - oldest),
+        )
+
+    def closure(self, root: Digest, *, files: bool = True) -> Closure:
+        """The documents of ``root``, read back; raises the first finding. They are kept for :meth:`verify`."""
+        return read_closure(self._objects, root, files=files)
+
+    def _is_known(self, key: str, need: Need) -> bool:
+        known = self._looks.get(key)
+        return known is not None and known.tells_of(need)
+
+    def _read(self, wanted: dict[str, Need], progress: OnProgress | None) -> None:
+        total, done = sum(need.length for need in wanted.values()), 0
+        reading = in_threads(lambda item: look(self._objects, *item), wanted.items(), self._objects.threads)
+        for (key, need), seen in zip(wanted.items(), reading, strict=True):
+            self._looks[key] = seen
+            done += need.length
+            if progress is not None:
+                progress(done, total)
 
 
 def check_object(objects: Objects, key: str, need: Need) -> tuple[Need, list[Finding], int]:
     """Read one object back and hash it, and each slot of a pack; findings name every place that uses it."""
-    found: list[Finding] = []
-    data = objects.read(need.digest, need.length, need.places[0], found.append)
-    if data is None:
-        spread = [
-            Finding(f.kind, place, f.key, f.message, f.expected, f.actual) for f in found for place in need.places
-        ]
-        kind = found[0].kind
-        if kind in (Kind.MISSING, Kind.UNREADABLE):
-            why = "its pack is not in the store" if kind is Kind.MISSING else "its pack cannot be read"
-            spread += [Finding(kind, place, key, why) for place in need.slots.values()]
-        else:
-            spread += _bad_slots(_as_far_as_it_is_there(objects.backend, key, need), key, need)
-        return need, spread, 0
-    return need, list(_bad_slots(data, key, need)), len(data)
+    seen = look(objects, key, need)
+    return need, list(seen.findings(key, need)), seen.size
 
 
-def _as_far_as_it_is_there(backend: ReadBackend, key: str, need: Need) -> bytes:
-    """The bytes of a damaged pack."""
-    try:
-        return backend.get(key, 0, need.length)
-    except CkptStoreError:
-        return b""
-
-
-def _bad_slots(data: bytes, key: str, need: Need) -> Iterator[Finding]:
-    """Which chunks are not at their place in a pack."""
-    view = memoryview(data)
-    for (offset, length, digest), place in need.slots.items():
-        actual = Digest.of(view[offset : offset + length])
-        if actual != digest:
-            yield Finding(Kind.CORRUPT, place, key, f"wrong bytes at {offset} of its pack", str(digest), str(actual))
-
-
-def _ancestors(backend: ReadBackend, closure: Closure, found: list[Finding]) -> tuple[tuple[Ancestor, ...], int]:
-    """Walk the parents: present if the document and its shards' documents are there, else retired, else missing."""
-    ancestors: list[Ancestor] = []
-    read = 0
-    parent = closure.checkpoint.parent if closure.checkpoint else None
-    while parent is not None:
-        key = document_key(parent)
-        place = Place(checkpoint=closure.root, part=f"ancestor {parent.short}")
-        try:
-            data = backend.get(key, 0, DOCUMENT_LIMIT + 1)
-            read += len(data)
-            if Digest.of(data) != parent:
-                found.append(Finding(Kind.CORRUPT, place, key, "wrong bytes", str(parent), str(Digest.of(data))))
-                break
-            checkpoint = Checkpoint.parse(data)
-        except NotFoundError:
-            found.append(Finding(Kind.ANCESTOR, place, key, "not in the store"))
-            ancestors.append(Ancestor(parent, None, "missing"))
-            break
-        except CkptStoreError as error:
-            found.append(Finding(Kind.of(error), place, key, error.why or error.what))
-            break
-        present = [_is_there(backend, document_key(shard), place, found) for shard in checkpoint.shards]
-        if all(present):
-            status = "present"
-        elif _is_there(backend, retired_key(parent), place, found):
-            status = "retired"
-        else:
-            status = "missing"
-            found.append(Finding(Kind.ANCESTOR, place, key, "its closure is gone and it was not retired"))
-        ancestors.append(Ancestor(parent, checkpoint.step, status))
-        parent = checkpoint.parent
-    return tuple(ancestors), read
-
-
-def _is_there(backend: ReadBackend, key: str, place: Place, found: list[Finding]) -> bool:
-    """Whether there is such a key; what lies there without being one is there, and a finding."""
-    try:
-        return backend.stat(key) is not None
-    except CkptStoreError as error:
-        found.append(Finding(Kind.of(error), place, key, error.why or error.what))
-        return True
+def _flags(closure: Closure, read: Collection[str]) -> tuple[bool, ...] | None:
+    """For each key, sorted, whether it was read; None if all were."""
+    keys = sorted((*closure.documents, *closure.objects))
+    return None if len(read) == len(keys) else tuple(key in read for key in keys)

@@ -3,40 +3,64 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import click
 
 import ckptstore
-from ckptstore import Digest, Store
-from ckptstore.errors import CkptStoreError
+from ckptstore import Digest, Store, VerifyReport
+from ckptstore.errors import CkptStoreError, UsageError
 
 from . import output
 from .command import Session, command, shard_option
 from .exits import worst
 from .progress import progress
 
+_REPAIRABLE = ("corrupt", "truncated", "missing", "ancestor")
+
 
 @command("verify", codes=(3, 4, 5, 8, 9))
-@click.argument("roots", metavar="ROOT...", nargs=-1, required=True)
+@click.argument("roots", metavar="[ROOT]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All that refs name and pins keep.")
 @shard_option("Only this shard, for a partial store; may be given several times.")
 @click.option("--no-files", is_flag=True, help="Leave out trees of files, for a store that pulled without them.")
-def COMMAND(session: Session, roots: tuple[str, ...], shards: tuple[int, ...], no_files: bool) -> int:
+def COMMAND(session: Session, roots: tuple[str, ...], everything: bool, shards: tuple[int, ...], no_files: bool) -> int:
     """Read every byte of checkpoints again, hash it, recompute every root, and list every finding.
 
     Each finding is one line: kind, checkpoint, shard, role, tensor, chunk, key, expected and actual. Progress, coverage
     and ancestors are checked too; if ROOT is a ref, so is its log. A store that pins only some shards is verified as
     far as it is pinned. If nothing is wrong and the store can be written, a receipt is kept.
+
+    Of several checkpoints each object is read once; one that is damaged is a finding of each that needs it. The exit
+    code is that of the worst: corrupt before malformed, refused, unreadable, missing.
     """
+    if everything == bool(roots):
+        why = "only one of them can be meant" if roots else "neither is given"
+        raise UsageError("ROOT and --all", why, "name checkpoints, or give --all")
     store = session.store()
-    resolved = [(name, store.resolve(name)) for name in roots]
-    return worst([_verify(session, store, name, root, shards, not no_files) for name, root in resolved])
+    codes: list[int] = []
+    names: Sequence[str | Digest] = roots
+    if everything:
+        kept = ckptstore.kept_checkpoints(store)
+        names = kept.names
+        codes += [session.tell(fault) for fault in kept.faults]
+    scopes: dict[Digest, tuple[int, ...] | None] = {}
+
+    def scope(root: Digest) -> tuple[int, ...] | None:
+        scopes[root] = session.scope(store, root, shards)
+        return scopes[root]
+
+    with progress("verify", quiet=session.json) as bar:
+        for report in ckptstore.verify_many(store, names, scope=scope, files=not no_files, progress=bar):
+            _print(session, store, report, scopes[report.root], not no_files)
+            codes.append(report.exit_code)
+    if everything and not codes:
+        session.note(f"no ref or pin in {store.url} names a checkpoint")
+    return worst(codes)
 
 
-def _verify(session: Session, store: Store, name: str, root: Digest, wanted: tuple[int, ...], files: bool) -> int:
-    shards = session.scope(store, root, wanted)
-    with progress(f"verify {root.short}", quiet=session.json) as bar:
-        report = store.verify(name, shards, bar, files=files)
+def _print(session: Session, store: Store, report: VerifyReport, shards: tuple[int, ...] | None, files: bool) -> None:
     counts = Counter(ancestor.status for ancestor in report.ancestors)
     for finding in report.findings:
         place = finding.place
@@ -45,7 +69,7 @@ def _verify(session: Session, store: Store, name: str, root: Digest, wanted: tup
                 {
                     "type": "finding",
                     "kind": finding.kind.value,
-                    "checkpoint": str(place.checkpoint or root),
+                    "checkpoint": str(place.checkpoint or report.root),
                     "shard": place.shard,
                     "part": place.part,
                     "role": "/".join(place.role) if place.role is not None else None,
@@ -94,7 +118,8 @@ def _verify(session: Session, store: Store, name: str, root: Digest, wanted: tup
             f"ancestors: {', '.join(f'{counts[status]} {status}' for status in ('present', 'retired', 'missing'))}",
         ]
         output.line("; ".join(line))
-    return report.exit_code
+        if any(finding.kind.value in _REPAIRABLE for finding in report.findings):
+            session.note(f"ckpt repair {report.root} may bring it back from another copy")
 
 
 def _keep_receipt(

@@ -6,7 +6,7 @@ one that its subject has here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -163,21 +163,27 @@ def cover(
         keys = closures.check(readback, report)
         if keys is None:
             continue
-        least = _evidence(readback, readback.time - readback.max_age, now)
-        receipt = readback.receipt
-        if receipt.bytes_read >= keys.size:
-            _take(covered, keys.sizes(), best)
-        elif readback.read is not None:
-            for index, key in enumerate(sorted(keys.sizes())):
-                if readback.read[index // 8] >> index % 8 & 1:
-                    _take(covered, [key], best)
-                elif readback.max_age:
-                    _take(covered, [key], least)
-        elif readback.max_age:
-            _take(covered, keys.sizes(), least)
-        else:  # some objects were not read, and it does not say which
-            _take(covered, keys.documents, best)
+        for names, evidence in readings(readback, keys, now):
+            _take(covered, names, evidence)
     return covered
+
+
+def readings(readback: Readback, keys: Keys, now: datetime) -> Iterator[tuple[Iterable[str], Evidence]]:
+    """What a receipt that was checked says of the keys that it is about: keys, and what is known of each of them."""
+    best = _evidence(readback, readback.time, now)
+    least = _evidence(readback, readback.time - readback.max_age, now)
+    if readback.receipt.bytes_read >= keys.size:
+        yield keys.sizes(), best
+    elif readback.read is not None:
+        named = sorted(keys.sizes())
+        read = {key for index, key in enumerate(named) if readback.read[index // 8] >> index % 8 & 1}
+        yield read, best
+        if readback.max_age:
+            yield (key for key in named if key not in read), least
+    elif readback.max_age:
+        yield keys.sizes(), least
+    else:  # some objects were not read, and it does not say which
+        yield keys.documents, best
 
 
 def _evidence(readback: Readback, read_at: datetime, now: datetime) -> Evidence:

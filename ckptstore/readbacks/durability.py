@@ -20,6 +20,7 @@ from ckptstore.format.records import Receipt
 from ckptstore.readbacks.actors import this_actor
 from ckptstore.readbacks.copies import Copy, Holder, KeyCopies, RootCopies
 from ckptstore.readbacks.coverage import Closures, Evidence, Keys, cover
+from ckptstore.readbacks.notes import Note, cover_by_notes, notes_about
 from ckptstore.readbacks.readbacks import Part, Readback, readback_of, receipts_about
 from ckptstore.remotes import remotes_of
 from ckptstore.store import Store
@@ -71,12 +72,13 @@ def _heads(store: Store) -> list[Digest]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a remote said: its id, its receipts about itself, and which of the keys it has."""
+    """What a remote said: its id, its receipts about itself, which of the keys it has, and what scrubs read there."""
 
     id: str | None
     url: str
     receipts: tuple[tuple[Digest, Receipt], ...]
     present: frozenset[str]
+    notes: tuple[Note, ...] = ()
 
 
 class _Drawing:
@@ -106,11 +108,20 @@ class _Drawing:
             for digest, receipt in (told | local).items()
             if (readback := readback_of(digest, receipt, self.findings.append)) is not None
         ]
-        by_holder = self._by_holder(readbacks, answers)
+        notes = self._notes(readbacks, answers)
+        by_holder = self._by_holder([*readbacks, *(note.readback for note in notes.values())], answers)
         covered = {
-            holder: cover(found, wanted, self.closures, self.now, self.findings.append)
+            holder: cover(
+                [readback for readback in found if readback.digest not in notes],
+                wanted,
+                self.closures,
+                self.now,
+                self.findings.append,
+            )
             for holder, found in by_holder.items()
         }
+        for holder, found in by_holder.items():
+            cover_by_notes(covered[holder], [notes[r.digest] for r in found if r.digest in notes], wanted, self.now)
         present = self._present(by_holder, answers, wanted)
         return Ledger(
             at=self.now,
@@ -138,6 +149,14 @@ class _Drawing:
         about = [digest for key, digest in sorted(subjects.items()) if key in here]
         return dict(pair for found in in_threads(reading, about, self.store.backend.traits.threads) for pair in found)
 
+    def _notes(self, readbacks: list[Readback], answers: Mapping[str, _Answer]) -> dict[Digest, Note]:
+        """What scrubs have read in this store, and in others of which it knows the id."""
+        ids = {self.id, *(readback.store for readback in readbacks), *(answer.id for answer in answers.values())}
+        found = [note for answer in answers.values() for note in answer.notes]
+        for identity in sorted(identity for identity in ids if identity is not None):
+            found += notes_about(self.store.backend, identity, self.findings.append)
+        return {note.readback.digest: note for note in found}
+
     def _answers(self, ask: Mapping[str, Store], wanted: Collection[str]) -> dict[str, _Answer]:
         answers = {}
         for name, remote in ask.items():
@@ -156,7 +175,8 @@ class _Drawing:
                 readback = readback_of(digest, receipt, self.findings.append)
                 if readback is not None and identity is not None and readback.store == identity:
                     found.append((digest, receipt))
-        return _Answer(identity, remote.url, tuple(found), frozenset(remote.backend.present(wanted)))
+        notes = () if identity is None else notes_about(remote.backend, identity, self.findings.append)
+        return _Answer(identity, remote.url, tuple(found), frozenset(remote.backend.present(wanted)), tuple(notes))
 
     def _by_holder(self, readbacks: list[Readback], answers: Mapping[str, _Answer]) -> dict[Holder, list[Readback]]:
         """The readbacks of each store, this one first, then those that have a name, then the others."""

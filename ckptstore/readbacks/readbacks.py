@@ -20,14 +20,13 @@ from ckptstore.format.keys import NONCE, receipt_key, receipt_prefix
 from ckptstore.format.records import RECEIPT_LIMIT, Receipt
 from ckptstore.readbacks.actors import bits
 
-OPERATIONS = ("verify", "read", "push", "pull")
+OPERATIONS = ("verify", "read", "push", "pull", "repair")
 """Operations that read a closure back; ``read`` is a verification that did not reach the medium."""
 
 _LASTING = {method.value for method in ReadbackMethod if method.reaches_medium and method is not ReadbackMethod.MEMORY}
 _MAX_AGE = 10**9  # seconds
 _SHARDS = re.compile(r"only shards? (\d{1,9}(?:, \d{1,9})*)")
 _WITHOUT_FILES = "without its files"
-_ACCEPTED = re.compile(r"\d+ keys? accepted unread, .*")  # the details say which, or how old
 _ACCEPTED = re.compile(r"\d{1,9} keys? accepted unread, by .*")  # which these are, and how old, the details tell
 
 
@@ -130,7 +129,7 @@ def readback_of(digest: Digest, receipt: Receipt, report: Report) -> Readback | 
     if part is None:
         return None  # something was not done, and what is not understood here
     try:
-        return Readback(digest, receipt, _time(receipt.time), part, *_details(receipt))
+        return Readback(digest, receipt, time_of(receipt.time), part, *_details(receipt))
     except MalformedError as error:
         place = Place(checkpoint=receipt.subject, part=f"receipt of a {receipt.operation}")
         report(Finding(Kind.MALFORMED, place, receipt_key(receipt.subject, digest), error.why))
@@ -160,7 +159,8 @@ def _details(receipt: Receipt) -> tuple[str | None, str, timedelta, bytes | None
     return store, by, timedelta(seconds=age), read
 
 
-def _time(text: str) -> datetime:
+def time_of(text: str) -> datetime:
+    """The time of a receipt, in UTC. MalformedError if it is none."""
     try:
         found = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:

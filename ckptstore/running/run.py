@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from logging import getLogger
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptstore.backends import deadline
 from ckptstore.commits.commit import Committed, Declared
 from ckptstore.errors import (
-    BackendError,
     CkptStoreError,
     ConflictError,
     CorruptError,
-    MalformedError,
     MismatchError,
     NotArmedError,
     NotFoundError,
@@ -28,11 +26,15 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.keys import check_ref_name
 from ckptstore.format.progress import Cursor
 from ckptstore.format.records import RefRecord
+from ckptstore.gaps import Completeness
 from ckptstore.live.binding import default_binding, drift
 from ckptstore.live.capture import TrainingState
+from ckptstore.live.completeness import inspect_state
+from ckptstore.live.preflight import check_metrics
 from ckptstore.live.restore import Restored, arm
 from ckptstore.live.save import HashSink, write_shard
 from ckptstore.running.behind import ReadbackBehind
+from ckptstore.running.latest import Skipped, newest
 from ckptstore.running.pushes import Push, Pushes, PushTo, targets
 
 if TYPE_CHECKING:
@@ -41,23 +43,14 @@ if TYPE_CHECKING:
 Readback = Literal["behind", "before-commit"]
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A checkpoint that resume passed over, and why."""
-
-    root: Digest
-    step: int | None
-    reason: str
-
-
 class Run:
     """A run of one process that saves whole checkpoints to ``ref``; use it as a context manager.
 
     Args:
         store: the store.
         ref: the ref that the run moves.
-        model, optimizer, scheduler, scaler, data, generators, values: the live objects, as in
-            :class:`~ckptstore.live.capture.TrainingState`.
+        model, optimizer, scheduler, scaler, data, generators, values, moving: the live objects, and which of their
+            hyper-parameters change, as in :class:`~ckptstore.live.capture.TrainingState`.
         binding: what decides bits, as plain values (default: torch version, threads, determinism switches, as they are
             at each save; what is not as in the parent is a deviation of the checkpoint).
         files: a tree that belongs to every checkpoint of the run.
@@ -83,6 +76,7 @@ class Run:
         data: Any = None,
         generators: Any = (),
         values: Any = None,
+        moving: Collection[str] = (),
         binding: Mapping[str, object] | None = None,
         files: Digest | None = None,
         tracks_step: Mapping[str, bool] | None = None,
@@ -102,6 +96,7 @@ class Run:
             data=data,
             generators=generators,
             values=values,
+            moving=moving,
         )
         self.skipped: list[Skipped] = []
         self.root: Digest | None = None
@@ -121,7 +116,11 @@ class Run:
     def resume(self, *, atomic: bool = False, allow_drift: bool = False) -> int:
         """Restore the head of the ref, verified while loading; returns its step, 0 if there is no checkpoint yet.
 
-        If the closure of the head fails, its parents are tried in turn; each one passed over is in :attr:`skipped`.
+        Only if the closure of the head fails, its parents are tried in turn. Each one passed over is in
+        :attr:`skipped` and in a warning of the logger ``ckptstore``, with the reason and the command that may repair
+        it. The next save then first moves the ref to what was restored, so that this is the parent of what follows and
+        the log of the ref says so; what was passed over stays in the store, and :meth:`resume` takes it once it is
+        repaired before that.
 
         Args:
             atomic: verify every byte before the first live one changes.
@@ -132,34 +131,38 @@ class Run:
             MismatchError: live and stored state or binding do not fit; nothing was changed.
             NotArmedError: the live state was overwritten and is not the stored one; it cannot be saved any more.
             CorruptError, NotFoundError, MalformedError: no checkpoint of the ref's history can be loaded.
+            UnsupportedVersionError: one is of a later version, which is no damage.
             BackendError, TornRestoreError: the storage failed; resume again when it does not.
+
+        After an error in which nothing live was changed, the run is where it was before: it goes on if it had resumed,
+        and else nothing can be saved, since it would name a parent that it does not continue.
         """
-        self._started = True
-        self._head = self.store.refs.head(self.ref)
-        self._tried = None
-        self.skipped = []
-        root = self._head.root if self._head else None
-        failure: CkptStoreError | None = None
-        while root is not None:
-            checkpoint: Checkpoint | None = None
-            try:
-                checkpoint = self.store.checkpoint(root)
+        before = self._started, self._head, self._tried, self.root, self.checkpoint, self.skipped
+        try:
+            return self._resume(atomic, allow_drift)
+        except BaseException:
+            if self._torn:
+                self._started = False
+            else:
+                self._started, self._head, self._tried, self.root, self.checkpoint, self.skipped = before
+            raise
+
+    def _resume(self, atomic: bool, allow_drift: bool) -> int:
+        head = self.store.refs.head(self.ref)
+        found = None
+        if head is not None and head.root is not None:
+
+            def load(root: Digest, checkpoint: Checkpoint) -> None:
                 self._check_binding(root, checkpoint, allow_drift)
                 self._restore(root, atomic)
-            except (CorruptError, NotFoundError, MalformedError) as error:
-                if isinstance(error.__cause__, BackendError):
-                    raise  # the storage failed in the middle; that is no reason to lose the steps since the parent
-                failure = error
-            else:
-                self.root, self.checkpoint = root, checkpoint
-                return checkpoint.step
-            self.skipped.append(Skipped(root, checkpoint.step if checkpoint else None, str(failure)))
-            root = checkpoint.parent if checkpoint else self._parent_in_log(root)
-        if failure is not None:
-            listed = "; ".join(f"{item.root.short}: {item.reason}" for item in self.skipped)
-            hint = "bring good bytes with ckpt pull, or name another ref"
-            raise type(failure)(f"ref {self.ref}", f"no checkpoint of it can be loaded: {listed}", hint)
-        return 0
+
+            found = newest(self.store, self.ref, head, load)
+        self._head, self._tried, self._started = head, None, True
+        self.root = None if found is None else found.root
+        self.checkpoint = None if found is None else found.checkpoint
+        self.skipped = [] if found is None else list(found.skipped)
+        self._warn()
+        return 0 if found is None else found.checkpoint.step
 
     def arm(self) -> None:
         """Check, just before the first step, that the live state still is the restored one. Nothing to do without one.
@@ -171,6 +174,16 @@ class Run:
             self._torn = True
             arm(self.state, self._restored)
             self._torn = False
+
+    def inspect(self, *, cursors: Collection[str] | Mapping[str, object] = ()) -> Completeness:
+        """What of this process the checkpoints of this run would not cover, best asked before the first save; see
+        :func:`ckptstore.live.completeness.inspect_completeness`. Changes nothing.
+
+        Args:
+            cursors: the cursors that :meth:`save` will get, or their names.
+        """
+        files = None if self._files is None else self.store.tree(self._files)
+        return inspect_state(self.state, cursors=cursors, binding=self._binding, files=files)
 
     def save(
         self,
@@ -195,6 +208,8 @@ class Run:
             ConflictError: somebody else moved the ref.
             CkptStoreError: an earlier readback or push failed; it is raised here first, once, and nothing was saved.
         """
+        if metrics is not None:
+            check_metrics(metrics)
         wanted = targets(self.store, push_to)
         self._behind.wait()
         self._tell()
@@ -320,7 +335,6 @@ class Run:
         if self.skipped and self._head is not None and self._head.root != self.root:
             # The head is broken and an ancestor was restored: say so in the ref before building on it.
             self._head = self.store.refs.move(self.ref, self.root, self._head)
-            self.skipped = []
         return self._head
 
     def _restore(self, root: Digest, atomic: bool) -> None:
@@ -346,14 +360,19 @@ class Run:
             hint = "run with the stored settings, or resume(allow_drift=True): the next checkpoint then says so"
             raise MismatchError(f"binding of checkpoint {root.short}", listed, hint)
 
-    def _parent_in_log(self, root: Digest) -> Digest | None:
-        """The root before ``root`` in the ref's own log, for a head whose document cannot be read."""
-        seen = False
-        for record in self.store.refs.log(self.ref):
-            if seen and record.root is not None and record.root != root:
-                return record.root
-            seen = seen or record.root == root
-        return None
+    def _warn(self) -> None:
+        """Say loudly that the head was not taken."""
+        if not self.skipped or self.root is None or self.checkpoint is None:
+            return
+        log = getLogger("ckptstore")
+        for item in self.skipped:
+            log.warning("ref %s: passed over %s; %s may bring it back", self.ref, item, item.repair)
+        log.warning(
+            "ref %s: resumed from checkpoint %s at step %d instead; the next save lets the ref name that first",
+            self.ref,
+            self.root.short,
+            self.checkpoint.step,
+        )
 
     def _tell(self) -> None:
         """Raise what went wrong in the background and was not told yet: the first, with notes about the others."""

@@ -321,6 +321,25 @@ def test_readback_behind_a_save_leaves_a_receipt_of_what_was_really_read(disk_st
     assert receipts["metrics"].bytes_read == 0
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_what_verify_finds_bad_is_stored_anew_by_the_next_save_of_the_same_process(
+    disk_store: Store, many: bool
+) -> None:
+    model = nn.Linear(50, 50)
+    with disk_store.run("main", model=model) as run:
+        run.resume()
+        root = run.save(1)
+        run.wait()
+        key = next(stat.key for stat in disk_store.backend.list("objects/"))
+        path = disk_store.backend.path / key  # type: ignore[attr-defined]
+        path.chmod(0o600)
+        path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+        found = next(ckptstore.verify_many(disk_store, [root])) if many else disk_store.verify(root)
+        assert not found.ok
+        run.save(2)
+    assert disk_store.verify(root).ok
+
+
 def test_a_failed_readback_surfaces_at_the_end_and_never_masks_the_training_error(disk_store: Store) -> None:
     """B058 (google/orbax#605): at close, at the next save, and beside an error that is under way."""
     from ckptstore.errors import BackendError
