@@ -1,7 +1,8 @@
-"""Saving takes bounded memory (fault B061)."""
+"""Whatever is done with a state takes bounded memory (fault B061)."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +33,17 @@ print(peaks[0], peaks[4], peaks[-1])
     first, fifth, last = (int(text) // 1024 for text in done.stdout.split())
     assert first < 160, f"{first} MiB above the state at the first save"
     assert last - fifth < 40, f"{fifth} MiB above the state at the fifth save, {last} MiB at the last"
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_every_operation_stays_under_256_mib_above_a_state_of_4_gib(tmp_path: Path) -> None:
+    """Save, load, verify, push to a directory and to a real S3 server, and pull from there."""
+    script = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+    command = [sys.executable, str(script), "--gib", "4", "--bound", "256", "--folder", str(tmp_path)]
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 6 * 2**30:
+        pytest.skip("less than 6 GiB of memory are free")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1700)
+    if done.returncode == 75:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
