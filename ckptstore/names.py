@@ -34,8 +34,8 @@ def resolve(backend: ReadBackend, refs: Refs, name: str) -> Digest:
             known = ", ".join(refs.names()) or "none"
             raise NotFoundError(f"ref {name}", f"no such ref in {backend.url}", f"refs: {known}")
         return head.root
-    if not is_hex or len(digits) < MIN_PREFIX:
-        raise UsageError(f"root {name!r:.80}", f"neither a ref nor {MIN_PREFIX} hex digits or more of a digest")
+    if not is_hex or not MIN_PREFIX <= len(digits) < 64:
+        raise UsageError(f"root {name!r:.80}", f"neither a ref nor {MIN_PREFIX} to 64 hex digits of a digest")
     fitting = list(checkpoints(backend, digits))
     if not fitting:
         raise NotFoundError(

@@ -15,6 +15,8 @@ from ckptstore.format.records import Store as StoreHeader
 from ckptstore.objects import undamaged
 from ckptstore.store import Store
 
+_MEND = "ckpt repair --header writes it anew; what else is stored stays as it is"
+
 
 def open_store(url: str | Path, *, create: bool = False, single_writer: bool = False) -> Store:
     """Open the store at ``url``: a directory, ``file:///…``, ``s3://bucket/prefix`` or ``memory:name``.
@@ -35,9 +37,8 @@ def open_store(url: str | Path, *, create: bool = False, single_writer: bool = F
     except NotFoundError:
         if not create:
             why = f"there is no {STORE_KEY}"
-            raise NotFoundError(
-                f"store {backend.url}", why, "make one with ckpt init, or open(…, create=True)"
-            ) from None
+            hint = "make one with ckpt init, or open(…, create=True); if one was there, ckpt repair --header helps"
+            raise NotFoundError(f"store {backend.url}", why, hint) from None
         if not _is_new(backend):
             why = f"it has files but no {STORE_KEY}"
             raise RefusedError(f"store {backend.url}", why, "choose an empty directory") from None
@@ -46,7 +47,11 @@ def open_store(url: str | Path, *, create: bool = False, single_writer: bool = F
             backend.create(feature_key(SINGLE_WRITER), Feature("made for a single writer").encode())
         _check_header(backend)
         capabilities(backend)  # what an endpoint honours is found out before anything relies on it
-    for stat in backend.list("features/"):
+    try:
+        features = list(backend.list("features/"))
+    except CorruptError as error:
+        raise CorruptError(f"store {backend.url}", error.why, _MEND) from error
+    for stat in features:
         name = stat.key.removeprefix("features/")
         if name != SINGLE_WRITER:
             raise UnsupportedVersionError(f"store {backend.url}", f"feature {name!r:.60} is unknown to this release")
@@ -60,7 +65,9 @@ def _check_header(backend: ReadBackend) -> None:
         raise
     except MalformedError as error:
         why = f"{STORE_KEY} is damaged, or is none of ours: {error}"
-        raise MalformedError(f"store {backend.url}", why, "put it back from another copy of the store") from error
+        raise MalformedError(f"store {backend.url}", why, _MEND) from error
+    except CorruptError as error:
+        raise CorruptError(f"store {backend.url}", error.why, _MEND) from error
 
 
 def _is_new(backend: ReadBackend) -> bool:

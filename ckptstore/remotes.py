@@ -6,25 +6,30 @@ import fcntl
 import os
 import re
 import stat as modes
-import tomllib
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from ckptstore.backends import normalized
-from ckptstore.backends.durable import read_range, storage_errors, write_file_durably
-from ckptstore.errors import MalformedError, NotFoundError, RefusedError, UsageError
+from ckptstore.backends.durable import read_range, storage_errors
+from ckptstore.backends.folders import Folders
+from ckptstore.backends.temporaries import write_local
+from ckptstore.errors import ConflictError, MalformedError, NotFoundError, RefusedError, UsageError
 from ckptstore.format.keys import is_ref_name
 from ckptstore.opening import open_store
 from ckptstore.store import Store
+from ckptstore.toml import parse_toml
 
 CONFIG = "config.toml"
 
 _LOCK = "config.lock"  # a file of its own, never removed: the other one is replaced whole
-_LIMIT = 2**20
+_LIMIT = 2**18
+_WAIT_SECONDS = 10.0  # a change takes milliseconds; who holds the lock longer was stopped in the middle of one
+_POLL_SECONDS = 0.02
 _FIX = "mend the file, or remove it and add the remotes again"
 
 
@@ -135,7 +140,7 @@ class _Config:
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             raise MalformedError(f"{path}, line {line}", "not UTF-8", _FIX) from None
-        return cls(path, text, _parsed(path, text), mode)
+        return cls(path, text, parse_toml(text, f"{path}", _FIX), mode)
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The table of each remote, whatever is in it."""
@@ -183,11 +188,11 @@ class _Config:
     def _write(self, text: str, values: dict[str, Any]) -> None:
         """Write ``text`` if it says ``values``, else, where people have put the tables otherwise, ``values`` alone."""
         try:
-            same = tomllib.loads(text) == values
-        except tomllib.TOMLDecodeError:
+            same = parse_toml(text, f"{self._path}", _FIX) == values
+        except MalformedError:
             same = False
         data = (text if same else tomli_w.dumps(values)).encode()
-        write_file_durably(self._path, [data], mode=self._mode, replace=True)
+        write_local(Folders(self._path.parent), CONFIG, data, mode=self._mode)
 
     def _malformed(self, name: str, why: str) -> MalformedError:
         lines = [number for number, line in enumerate(self._text.splitlines(), 1) if name in line.partition("#")[0]]
@@ -219,18 +224,6 @@ def _read(path: Path) -> tuple[bytes, int] | None:
     if len(data) > _LIMIT:
         raise MalformedError(f"{path}", f"longer than {_LIMIT:,} bytes", _FIX)
     return data, modes.S_IMODE(found.st_mode)
-
-
-def _parsed(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r" \(at line (\d+), column \d+\)$", str(error))
-        message = str(error)[: at.start()] if at else str(error).removesuffix(" (at end of document)")
-        line = int(at[1]) if at else len(text.splitlines())
-        raise MalformedError(f"{path}, line {line}", message[:1].lower() + message[1:], _FIX) from None
-    except RecursionError:
-        raise MalformedError(f"{path}", "nested too deeply", _FIX) from None
 
 
 def _urls(config: _Config) -> dict[str, str]:
@@ -286,13 +279,27 @@ def _folder(store: Store) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Nobody else changes the remotes meanwhile."""
+    """Nobody else changes the remotes meanwhile. ConflictError if somebody else holds the lock for long."""
     path = folder / _LOCK
     with storage_errors(f"changing {folder / CONFIG}", path, needed=0):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         with storage_errors(f"changing {folder / CONFIG}", path):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _wait_for(fd, path)
         yield
     finally:
-        os.close(fd)
+        with suppress(OSError):  # nothing was written there
+            os.close(fd)
+
+
+def _wait_for(fd: int, path: Path) -> None:
+    end = time.monotonic() + _WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                why = f"another process has held {path} for {_WAIT_SECONDS:g} s"
+                raise ConflictError("changing the remotes", why, "find out whether it hangs, and try again") from None
+        time.sleep(_POLL_SECONDS)

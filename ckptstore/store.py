@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ckptstore import trees
@@ -24,7 +23,7 @@ from ckptstore.errors import CkptStoreError, CommitAbortedError, ConflictError, 
 from ckptstore.findings import Place
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
-from ckptstore.format.keys import check_ref_name, is_ref_name
+from ckptstore.format.keys import check_ref_name, document_key, is_ref_name
 from ckptstore.format.progress import Cursor
 from ckptstore.format.records import Receipt, RefRecord, ShardReceipt
 from ckptstore.format.shard import Alias
@@ -57,9 +56,6 @@ class Store:
         self.backend = backend
         self.objects = Objects(backend)
         self.refs = Refs(backend)
-        self._lease = ExitStack()
-        self._lease_holders = 0
-        self._lease_lock = Lock()
         self._receipts = Receipts(backend)
         self.commits = Commits(self.objects, self.refs, self._receipts)
 
@@ -161,18 +157,9 @@ class Store:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Hold a writer's lease: one for all who hold it through this store object, from the first to the last."""
-        with self._lease_lock:
-            if not self._lease_holders:
-                self._lease.enter_context(lease(self.backend))
-            self._lease_holders += 1
-        try:
+        """Hold a writer's lease, one for all who hold it at the same time; see :func:`ckptstore.leases.lease`."""
+        with lease(self.backend):
             yield
-        finally:
-            with self._lease_lock:
-                self._lease_holders -= 1
-                if not self._lease_holders:
-                    self._lease.close()
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -323,7 +310,8 @@ class Store:
 
     def put_preparation(self, plan: Digest, inputs: Digest, sources: Digest) -> Digest:
         """Store what was fixed before a run, as three trees; returns the prepared identity."""
-        return self.objects.put_document(Preparation(plan, inputs, sources).encode())
+        with self.lease():
+            return self.objects.put_document(Preparation(plan, inputs, sources).encode())
 
     def preparation(self, digest: Digest) -> Preparation:
         """The preparation with this prepared identity, verified."""
@@ -343,22 +331,22 @@ class Store:
     ) -> VerifyReport:
         """Read every byte of a closure again and list all that is wrong; see :func:`ckptstore.verify.verify`.
 
-        If ``name`` is a ref, its log of generations is checked as well. ``files`` false leaves out the trees of
-        files and
-        of the preparation, for a store that pulled without them.
+        If ``name`` is a ref, its log of generations is checked as well. ``files`` false leaves out the trees of files
+        and of the preparation, for a store that pulled without them. What is found bad is stored anew by the next save
+        that needs it.
         """
-        if isinstance(name, Digest):
-            return verification.verify(self.backend, name, shards, progress, files=files)
-        if is_ref_name(name):
-            found = self.refs.findings(name)
-            try:
-                root = self.resolve(name)
-            except CkptStoreError:
-                if found[0]:
-                    raise found[0][0].error("name the root itself to verify the checkpoint") from None
-                raise
-            return verification.verify(self.backend, root, shards, progress, refs=[found], files=files)
-        return verification.verify(self.backend, self.resolve(name), shards, progress, files=files)
+        logs = [self.refs.findings(name)] if isinstance(name, str) and is_ref_name(name) else []
+        try:
+            root = name if isinstance(name, Digest) else self.resolve(name)
+        except CkptStoreError:
+            for findings, _ in logs:
+                if findings:
+                    raise findings[0].error("name the root itself to verify the checkpoint") from None
+            raise
+        report = verification.verify(self.backend, root, shards, progress, refs=logs, files=files)
+        for finding in report.findings:
+            self.objects.forget(finding.key)
+        return report
 
     def diff(self, left: str | Digest, right: str | Digest, other: Store | None = None) -> Difference:
         """What is not the same in two checkpoints, each a root, a prefix or a ref; see :func:`ckptstore.diff.diff`.
@@ -384,17 +372,27 @@ class Store:
 
         Raises:
             ConflictError: it names something else.
-            NotFoundError: the store has no such checkpoint.
+            NotFoundError: the store has no such checkpoint, or not all of its shards.
         """
-        if root is not None:
-            self.checkpoint(root)
+        checkpoint = None if root is None else self.checkpoint(root)
         head = self.refs.head(check_ref_name(ref))
         actual = head.root if head else None
         if actual != expected:
             raise ConflictError(f"ref {ref}", f"it names {actual}, expected {expected}", "read it and try again")
-        moved = self.refs.move(ref, root, head)
+        with self.lease():  # a collection between the look and the move would take what was seen
+            if root is not None and checkpoint is not None:
+                self._check_shards(root, checkpoint)
+            moved = self.refs.move(ref, root, head)
         self._note(lambda catalogue: catalogue.update())
         return moved
+
+    def _check_shards(self, root: Digest, checkpoint: Checkpoint) -> None:
+        """NotFoundError if only history, or some shards, of ``root`` are here: a ref names what is whole."""
+        keys = {document_key(shard): index for index, shard in enumerate(checkpoint.shards)}
+        for key in sorted(keys.keys() - self.backend.present(keys), key=keys.__getitem__):
+            what = f"checkpoint {root.short} shard {keys[key]}"
+            hint = f"pull {root.hex} from another copy, or ckpt repair {root.hex}"
+            raise NotFoundError(what, f"retired or never here, so no ref can name the checkpoint [{key}]", hint)
 
     def note_in_catalogue(self, root: Digest) -> None:
         """Bring the catalogue up to date. It is an index that can be rebuilt: its failure is logged, and never fails a

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-from ckptstore.backends.deadline import check, scope
+from ckptstore.backends.deadline import Scope, check, scope
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -30,11 +30,24 @@ def in_threads(work: Callable[[S], R], items: Iterable[S], threads: int | None =
     pending: list[Future[R]] = []
     pool = ThreadPoolExecutor(count)
     try:
-        pending.extend(pool.submit(mine.context().run, work, item) for item in islice(source, 2 * count))
+        pending.extend(_started(pool, mine, work, item) for item in islice(source, 2 * count))
         while pending:
             check("the next object")
             yield pending.pop(0).result()
-            pending.extend(pool.submit(mine.context().run, work, item) for item in islice(source, 1))
+            pending.extend(_started(pool, mine, work, item) for item in islice(source, 1))
     finally:
         mine.give_up()  # first, or an interrupt would wait for every request that hangs
         pool.shutdown(cancel_futures=True)
+
+
+def _started(pool: ThreadPoolExecutor, mine: Scope, work: Callable[[S], R], item: S) -> Future[R]:
+    """``work`` on its way; where no thread can be had (a limit, or the interpreter is ending), it is done here."""
+    try:
+        return pool.submit(mine.context().run, work, item)
+    except RuntimeError:
+        done: Future[R] = Future()
+        try:
+            done.set_result(mine.context().run(work, item))
+        except BaseException as error:
+            done.set_exception(error)
+        return done

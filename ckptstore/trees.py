@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptstore.backends.beside import remove_stale
 from ckptstore.backends.durable import storage_errors, write_file_durably
-from ckptstore.errors import BackendError, CorruptError, NotFoundError, RefusedError
+from ckptstore.errors import CorruptError, NotFoundError, RefusedError
 from ckptstore.findings import Place
 from ckptstore.format import values
 from ckptstore.format.digest import Digest
@@ -29,7 +29,9 @@ def put_tree(objects: Objects, directory: Path, exclude: Mapping[str, str] | Non
             changed while it was read.
         NotFoundError: there is no such directory.
     """
-    if not directory.is_dir():
+    with storage_errors(f"reading {directory}", directory):
+        there = directory.is_dir()
+    if not there:
         raise NotFoundError(f"directory {directory}", "not there, or not a directory")
     exclude = dict(exclude or {})
     files = []
@@ -153,7 +155,9 @@ def _require_way(directory: Path, folder: Path) -> None:
 def _put_file(objects: Objects, directory: Path, path: str) -> File:
     """Store one file from one open descriptor; its size and times are looked at again after reading."""
     source = directory / path
-    link = os.readlink(source) if source.is_symlink() else None
+    what = f"reading file {source}"
+    with storage_errors(what, source):
+        link = os.readlink(source) if source.is_symlink() else None
     if link is not None:
         try:
             resolved = source.resolve()
@@ -164,7 +168,7 @@ def _put_file(objects: Objects, directory: Path, path: str) -> File:
                 f"link {source}", f"leads to {link!r:.80}, not to a file below {directory}", "exclude it by name"
             )
         source = resolved
-    try:
+    with storage_errors(what, source):
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:
             before = os.fstat(descriptor)
@@ -175,8 +179,6 @@ def _put_file(objects: Objects, directory: Path, path: str) -> File:
                 chunks.append(objects.put_object(data))
                 size += len(data)
             after = os.fstat(descriptor)
-    except OSError as error:
-        raise BackendError(f"file {source}", f"{error.strerror}") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
         raise RefusedError(f"file {source}", "it changed while it was read", "try again when nobody writes to it")
     return File(path, bool(before.st_mode & 0o100), size, tuple(chunks), link)

@@ -42,6 +42,10 @@ class Session:
         """
         return ckptstore.open(self.url or _nearest(), create=create and self.url is not None)
 
+    def place(self) -> str:
+        """Where the store is, for who must not open it yet."""
+        return self.url or _nearest()
+
     def note(self, text: str) -> None:
         """A line on stderr; with ``--json`` nothing."""
         if not self.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 
 from ckptstore import Checkpoint, Digest, Receipt
 from ckptstore.format import values
@@ -14,6 +15,11 @@ from ckptstore.format.values import EntryRef, TensorValue
 def text(digest: Digest | None) -> str | None:
     """A digest in full, or None."""
     return None if digest is None else str(digest)
+
+
+def time(moment: datetime | None) -> str | None:
+    """A time in UTC as receipts have it, or None."""
+    return None if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def plain(value: object) -> object:

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from .memory import give_back_large_blocks
+
 PROGRAM = "ckpt"
 COMPLETION_VARIABLE = "_CKPT_COMPLETE"
 """Set by the shell's completion script when it asks what could follow."""
@@ -20,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if sys.platform == "win32":
         sys.stderr.write(f"{PROGRAM}: Windows is not supported; use Linux, macOS or WSL\n")
         raise SystemExit(5)
+    give_back_large_blocks()
     raise SystemExit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 

@@ -124,6 +124,7 @@ def test_every_command_after_the_example_runs_as_it_stands_there(
     out, err = capsys.readouterr()
     expected = [("log", 0), ("verify", 0), ("diff", 1), ("push", 0), ("restore", 0)]
     expected += [("init", 0), ("remote", 0), ("plan", 0), ("push", 0), ("durability", 0)]
+    expected += [(verb, 0) for verb in ("doctor", "latest", "repair", "scrub", "pin", "gc")]
     assert codes == expected, err
     assert err == ""
     assert "nothing is wrong" in out

@@ -11,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
+import ckptstore
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
 def project() -> dict[str, object]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_every_public_name_is_there() -> None:
+    """Also those that are loaded when they are first used."""
+    assert [name for name in ckptstore.__all__ if not hasattr(ckptstore, name)] == []
 
 
 def test_every_package_of_the_tree_is_listed(project: dict[str, object]) -> None:

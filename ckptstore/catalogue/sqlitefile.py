@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sqlalchemy.pool import NullPool
 from ckptstore.backends.durable import sync_folder
 from ckptstore.backends.libc import filesystem_type
 from ckptstore.catalogue import storage, tables
-from ckptstore.catalogue.errors import AGAIN, REBUILD
+from ckptstore.catalogue.errors import AGAIN, REBUILD, CatalogueError
 from ckptstore.catalogue.storage import Values
 from ckptstore.errors import ConflictError, NotFoundError, ReadOnlyError, RefusedError
 
@@ -79,6 +80,12 @@ class SqliteFile:
         new = (application, version, used) == (0, 0, 0) and writable
         if not new:
             tables.check(self.name, application, version)
+            with session.reading() as connection:
+                found = _schema(connection)
+            if found != _own_schema():
+                names = ", ".join(sorted({name for _, name, _ in found ^ _own_schema()})[:8])
+                why = f"its tables are not those of this release: {ascii(names)[1:-1]:.300}"
+                raise CatalogueError(f"catalogue {self.name}", why, REBUILD)
         if writable:
             session.set_journal(self.path, scratch=self._scratch)
         if new:
@@ -160,13 +167,16 @@ def connect(path: Path) -> sqlite3.Connection:
         log = _beside(path, "-wal")
         # Without a log nobody is writing: then it is read as it is, which needs no file beside it.
         options = "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
-    return sqlite3.connect(
+    connection = sqlite3.connect(
         f"{path.as_uri()}?{options}",
         uri=True,
         timeout=storage.WAIT_SECONDS,
         isolation_level=None,
         check_same_thread=False,
     )
+    connection.execute("PRAGMA trusted_schema=OFF")  # what a file defines runs no function with an effect
+    connection.execute("PRAGMA cell_size_check=ON")
+    return connection
 
 
 def set_journal(connection: sqlite3.Connection, path: Path, *, scratch: bool) -> None:
@@ -282,6 +292,21 @@ def _create(connection: Connection, store: str) -> None:
     tables.create(connection, store)
     connection.exec_driver_sql(f"PRAGMA application_id={tables.APPLICATION}")
     connection.exec_driver_sql(f"PRAGMA user_version={tables.VERSION}")
+
+
+def _schema(connection: Connection) -> frozenset[tuple[str, str, str]]:
+    """(Kind, name, definition) of tables, views, indexes and triggers. One more could change what a query says."""
+    rows = connection.exec_driver_sql("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return frozenset((f"{kind}", f"{name}", f"{definition}") for kind, name, definition in rows)
+
+
+@cache
+def _own_schema() -> frozenset[tuple[str, str, str]]:
+    """What a catalogue has that was made now."""
+    engine = create_engine("sqlite://", poolclass=NullPool)
+    with engine.connect() as connection, connection.begin():
+        tables.create(connection, "")
+        return _schema(connection)
 
 
 def _pragma(connection: Connection, name: str) -> Any:

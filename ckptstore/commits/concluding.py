@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from ckptstore.commits.attempts import Attempt, collect
 from ckptstore.commits.commit import Committed, Declared, commit
 from ckptstore.commits.proving import Proof
-from ckptstore.errors import CommitAbortedError, RefusedError, UsageError
+from ckptstore.errors import CkptStoreError, RefusedError, UsageError
 from ckptstore.findings import raise_finding
 from ckptstore.format import values
 from ckptstore.format.digest import Digest
@@ -81,13 +82,15 @@ class Commits:
         )
 
     def _awaited(self, attempt: Attempt, count: int | None, deadline: float) -> list[ShardReceipt]:
-        """The published receipts of an attempt; without all of them by the deadline, the ref is fenced."""
+        """The published receipts of an attempt; if they do not come, for whatever reason, the ref is fenced, so that
+        nobody waits for a verdict until a deadline."""
         if count is None:
             raise UsageError("commit", "neither receipts nor the number of shards to wait for was given")
         try:
             return collect(self._objects, attempt, count, deadline)
-        except CommitAbortedError:
-            self._refs.fence(attempt.ref, attempt.generation)
+        except BaseException:
+            with suppress(CkptStoreError):
+                self._refs.fence(attempt.ref, attempt.generation)
             raise
 
     def _read_back(self, root: Digest) -> None:

@@ -24,6 +24,9 @@ from ckptstore.format.digest import Buffer, Digest
 
 Source = Buffer | Path
 
+_TOLD = 30
+"""Faults that a message lists: whoever makes an archive decides how many there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArchiveInfo:
@@ -103,7 +106,8 @@ def verify(path: str | os.PathLike[str]) -> ArchiveInfo:
     Raises:
         NotFoundError: no such file.
         MalformedError: it does not begin with a manifest of this format.
-        CorruptError: anything else is not as the manifest says; the message lists every fault with its member.
+        CorruptError: anything else is not as the manifest says; the message lists the faults with their members, the
+            first 30 of them (:func:`faults` gives all).
     """
     with _opened(path) as file:
         return _verified(file, Path(path))
@@ -197,5 +201,8 @@ def _verified(file: BinaryIO, path: Path) -> ArchiveInfo:
     found = examine.examine(file, path)
     if found.faults:
         hint = "fetch the archive again, and compare its digest with the one that was written down for it"
-        raise CorruptError(f"evidence archive {path}", "; ".join(map(str, found.faults)), hint)
+        told = [*map(str, found.faults[:_TOLD])]
+        if len(found.faults) > _TOLD:
+            told.append(f"and {len(found.faults) - _TOLD:,} more")
+        raise CorruptError(f"evidence archive {path}", "; ".join(told), hint)
     return ArchiveInfo(path, found.size, found.sha256, found.blake3, found.manifest.members, found.manifest.references)

@@ -20,6 +20,7 @@ from ckptstore.format.digest import Digest
 PIECE = 2**20
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -33,11 +34,11 @@ def translated(what: str) -> Iterator[None]:
     except FileExistsError as error:
         raise RefusedError(what, f"{_name(error)} exists already", "nothing is ever overwritten") from error
     except OSError as error:
-        why = f"{_name(error)}: {error.strerror}"
+        why = f"{errno.errorcode.get(error.errno or 0, 'error')} ({error.strerror or error}) at {_name(error)}"
         if error.errno == errno.ELOOP:
             raise RefusedError(what, f"{_name(error)} is a symbolic link", "name the file itself") from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpaceError(what, why, "free some space") from error
+            raise NoSpaceError(what, why, "free some space or raise the quota, then run it again") from error
         raise (ReadOnlyError if error.errno == errno.EROFS else BackendError)(what, why) from error
 
 
@@ -79,8 +80,15 @@ def sync(file: BinaryIO) -> None:
 
 
 def publish(partial: Path, target: Path) -> None:
-    """Give a finished file its name, if that is free, durably. The partial name stays. OSError if the name is taken."""
-    os.link(partial, target)
+    """Give a finished file its name, if that is free, durably. OSError if the name is taken."""
+    try:
+        os.link(partial, target)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # FAT and some network mounts: take the name with an empty file of our own, then replace that.
+        os.close(os.open(target, _NEW, 0o600))
+        os.replace(partial, target)
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

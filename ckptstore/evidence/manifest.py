@@ -12,6 +12,7 @@ from ckptstore.format import canonical
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest, derive
 from ckptstore.format.fields import FORMAT, Fields, close_document, open_document
+from ckptstore.format.tree import path_below_another
 
 NAME = "MANIFEST.json"
 KIND = "evidence"
@@ -117,12 +118,9 @@ class Manifest:
         paths = [member.path for member in self.members]
         _check_order(paths, "member")
         _check_order([reference.key for reference in self.references], "reference")
-        files = set(paths)
-        for path in paths:
-            parts = path.split("/")
-            for end in range(1, len(parts)):
-                if (folder := "/".join(parts[:end])) in files or folder == NAME:
-                    raise MalformedError(f"member {path!a}", f"{folder!a} is a file and cannot be its folder")
+        below = path_below_another([NAME, *paths])
+        if below is not None:
+            raise MalformedError(f"member {below[1]!a}", f"{below[0]!a} is a file and cannot be its folder")
 
     @property
     def seal(self) -> Digest:

@@ -20,7 +20,7 @@ from pathlib import Path
 from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
 from ckptstore.backends.beside import remove_stale, temporary_beside
-from ckptstore.backends.durable import give_new_name, storage_errors, sync, sync_folder
+from ckptstore.backends.durable import give_new_name, read_range, storage_errors, sync, sync_folder, write_all
 from ckptstore.errors import BackendError, CorruptError, MalformedError, NotFoundError, RefusedError
 from ckptstore.format.digest import Digest
 from ckptstore.format.tensors import CHUNK, tensor_digest
@@ -104,9 +104,11 @@ def write_tensor_file(path: Path, tensors: Sequence[NamedTensor], metadata: Mapp
         NoSpaceError, ReadOnlyError, BackendError: it could not be written. Nothing is left behind.
     """
     _check(path, tensors)
-    if not path.parent.is_dir():
-        raise NotFoundError(f"folder {path.parent}", "there is no such folder", "make it first")
     what = f"writing {path}"
+    with storage_errors(what, path.parent):
+        there = path.parent.is_dir()
+    if not there:
+        raise NotFoundError(f"folder {path.parent}", "there is no such folder", "make it first")
     remove_stale(path.parent)
     # A folder, because the library puts a temporary of its own beside what it writes.
     folder = temporary_beside(path)
@@ -138,14 +140,14 @@ def open_tensor_file(path: Path) -> Iterator[TensorFile]:
         BackendError: it cannot be read.
     """
     what = f"file {path}"
+    with storage_errors(f"opening {what}", path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFoundError(what, "there is no such file") from None
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise NotFoundError(what, "there is no such file") from None
-    except OSError as error:
-        raise BackendError(what, f"{error.strerror}") from None
-    try:
-        before = os.fstat(fd)
+        with storage_errors(f"reading {what}", path):
+            before = os.fstat(fd)
         if not stat.S_ISREG(before.st_mode):
             raise RefusedError(what, "not a regular file")
         try:
@@ -161,7 +163,8 @@ def open_tensor_file(path: Path) -> Iterator[TensorFile]:
         unknown = [f"{name!r:.120} ({code})" for name, code, _ in described if code not in _CODES]
         if unknown:
             raise RefusedError(what, f"format 1 has no such dtype: {', '.join(unknown)}")
-        (header,) = _LENGTH.unpack(os.pread(fd, _LENGTH.size, 0))
+        with storage_errors(f"reading {what}", path):
+            (header,) = _LENGTH.unpack(read_range(fd, 0, _LENGTH.size))
         offset = _LENGTH.size + header
         tensors = []
         for name, code, shape in described:
@@ -171,7 +174,8 @@ def open_tensor_file(path: Path) -> Iterator[TensorFile]:
         if offset != before.st_size:
             raise MalformedError(what, f"{before.st_size} bytes, its header describes {offset}")
         yield TensorFile(tuple(tensors), metadata, before.st_size)
-        after = os.fstat(fd)
+        with storage_errors(f"reading {what}", path):
+            after = os.fstat(fd)
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise RefusedError(what, "it changed while it was read", "try again when nobody writes to it")
     finally:
@@ -181,10 +185,8 @@ def open_tensor_file(path: Path) -> Iterator[TensorFile]:
 def _chunks(fd: int, offset: int, length: int, path: Path) -> Iterator[memoryview]:
     for start in range(offset, offset + length, CHUNK):
         wanted = min(CHUNK, offset + length - start)
-        try:
-            data = os.pread(fd, wanted, start)
-        except OSError as error:
-            raise BackendError(f"file {path}", f"{error.strerror}") from None
+        with storage_errors(f"reading file {path}", path):
+            data = read_range(fd, start, start + wanted)
         if len(data) != wanted:
             raise RefusedError(f"file {path}", "it became shorter while it was read")
         yield memoryview(data)
@@ -259,13 +261,14 @@ def _order_metadata(path: Path) -> None:
     """Sort the metadata in the header, which the library writes in an order of chance, and sync the file."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        (length,) = _LENGTH.unpack(os.pread(fd, _LENGTH.size, 0))
-        header = json.loads(os.pread(fd, length, _LENGTH.size))
+        (length,) = _LENGTH.unpack(read_range(fd, 0, _LENGTH.size))
+        header = json.loads(read_range(fd, _LENGTH.size, _LENGTH.size + length))
         if _RESERVED in header:
             header[_RESERVED] = dict(sorted(header[_RESERVED].items()))
             text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length)
             if len(text) == length:
-                os.pwrite(fd, text, _LENGTH.size)
+                os.lseek(fd, _LENGTH.size, os.SEEK_SET)
+                write_all(fd, text, _LENGTH.size)
         os.fchmod(fd, 0o644)
         sync(fd)
     finally:

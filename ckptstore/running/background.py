@@ -17,7 +17,8 @@ _LOOK = 0.2  # seconds between looks at whether who waits is out of time
 
 
 class Background:
-    """Does jobs in their order. Nothing is started before there is one.
+    """Does jobs in their order. Nothing is started before there is one. Where no thread can be had, who asks for a job
+    does it.
 
     A deadline of the work that asks for a job is not the job's. A child made by fork has no part in its parent's jobs.
     """
@@ -39,9 +40,15 @@ class Background:
         self._leave_parent()
         with self._changed:
             self._jobs.append((job, self._scope))
-            if self._thread is None:
-                self._thread = Thread(target=Context().run, args=(self._work,), name=self._name)
+            if self._thread is not None:
+                return
+            self._thread = Thread(target=Context().run, args=(self._work,), name=self._name)
+            try:
                 self._thread.start()
+                return
+            except RuntimeError:  # no thread can be had: a limit, or the interpreter is ending
+                pass
+        Context().run(self._work)
 
     @property
     def unfinished(self) -> int:

@@ -11,6 +11,7 @@ from ckptstore.errors import BackendError
 from ckptstore.findings import raise_finding
 from ckptstore.format.digest import Digest
 from ckptstore.running.background import Background
+from ckptstore.running.untold import Untold
 from ckptstore.store import Store
 from ckptstore.verify import verify
 
@@ -21,7 +22,7 @@ class ReadbackBehind:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = Background("ckptstore-readback")
-        self._untold: list[BaseException] = []
+        self._untold = Untold()
 
     def read(self, root: Digest) -> None:
         """Read ``root`` back in the background; what this process has read back before is not read again."""
@@ -38,8 +39,7 @@ class ReadbackBehind:
 
     def failures(self) -> list[BaseException]:
         """What went wrong and was not told yet; it is told now."""
-        told, self._untold = self._untold, []
-        return told
+        return self._untold.take()
 
     def _read(self, root: Digest) -> None:
         store = self._store
@@ -61,4 +61,4 @@ class ReadbackBehind:
         except BaseException as error:  # told in the thread that trains
             hint = f"ckpt verify {root.hex} reads it back"
             given_up = BackendError(f"readback of checkpoint {root.short}", "given up", hint)
-            self._untold.append(given_up if deadline.remaining() == 0.0 else error)
+            self._untold.add(given_up if deadline.remaining() == 0.0 else error)

@@ -23,6 +23,7 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.keys import is_ref_name
 from ckptstore.remotes import open_remote, remotes_of
 from ckptstore.running.background import Background
+from ckptstore.running.untold import Untold
 from ckptstore.store import Store
 from ckptstore.transfers.exchange import push
 from ckptstore.transfers.transfer import Transfer
@@ -114,7 +115,7 @@ class Pushes:
         self._lock = Lock()
         self._all: dict[int, Push] = {}
         self._count = 0
-        self._untold: list[CkptStoreError] = []
+        self._untold = Untold()
         self._threads: dict[str, Background] = {}
         self._stores: dict[str, Store] = {}
 
@@ -152,12 +153,10 @@ class Pushes:
             thread.give_up()
         self.wait()
 
-    def failures(self) -> list[CkptStoreError]:
+    def failures(self) -> list[BaseException]:
         """What went wrong and was not told yet; it is told now."""
         self._leave_parent()
-        with self._lock:
-            told, self._untold = self._untold, []
-        return told
+        return self._untold.take()
 
     def _push(self, number: int, target: Target) -> None:
         wanted = self._set(number, state=State.RUNNING)
@@ -187,8 +186,7 @@ class Pushes:
         failure.__cause__ = error
         getLogger("ckptstore").warning("%s", failure)  # also heard where nobody closes the run
         self._set(number, state=state, error=failure)
-        with self._lock:
-            self._untold.append(failure)
+        self._untold.add(failure)
 
     def _set(self, number: int, **changes: object) -> Push:
         with self._lock:

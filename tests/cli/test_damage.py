@@ -330,5 +330,5 @@ def test_a_folder_of_the_store_is_never_a_link(ckpt: Ckpt, stores: Stores, name:
     store_words = ["--store", stores.url]
     codes = {words[0]: ckpt(*words, *store_words).code for words in (["verify", "main"], ["ref", "move", "x", "main"])}
     assert set(codes.values()) <= {0, 3}
-    assert codes["ref"] == (0 if name in ("objects", "receipts", "pins", "leases") else 3)
+    assert codes["ref"] == (0 if name in ("objects", "receipts", "pins") else 3)
     assert broken(far.backend.path) == []  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ LEAVES = [
 
 
 def test_all_commands_are_there() -> None:
-    single = ["init", "log", "show", "ls", "verify", "diff", "push", "pull", "restore", "export", "import"]
+    single = ["init", "log", "show", "ls", "verify", "repair", "diff", "push", "pull", "restore", "export", "import"]
     nested = [
         "ref list",
         "ref show",
@@ -47,7 +47,7 @@ def test_all_commands_are_there() -> None:
         "remote list",
         "remote remove",
     ]
-    others = ["catalogue rebuild", "completion", "durability", "endpoint"]
+    others = ["catalogue rebuild", "completion", "doctor", "durability", "endpoint", "gc", "latest", "pin", "scrub"]
     assert sorted(" ".join(path) for path in LEAVES) == sorted([*single, *nested, *others])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ckptstore
 from ckptstore.format.keys import document_key
 from tests.cli.conftest import PROGRAM, Ckpt, Stores
 from tests.cli.test_moving import damage
@@ -46,6 +47,36 @@ def test_several_roots_are_all_verified_and_the_worst_decides(ckpt: Ckpt, stores
     assert done.code == 4
     verdicts = [record["ok"] for record in done.records() if record["type"] == "verified"]
     assert verdicts == [False, True]
+
+
+def test_all_is_what_refs_name_and_pins_keep(ckpt: Ckpt, stores: Stores, tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    ckpt("push", "wide", far, "--shard", 1, "--create", "--store", stores.url)
+    ckpt("push", "main", far, "--store", stores.url)
+    done = ckpt("verify", "--all", "--json", "--store", far)
+    assert done.code == 0
+    assert [(record["root"], record["shards"]) for record in done.records()] == [
+        (str(stores.second), None),
+        (str(stores.wide), [1]),
+    ]
+    assert [receipt.operation for receipt in ckptstore.open(far).receipts(stores.wide)] == ["push", "verify"]
+    assert ckpt("verify", "--all", "main", "--store", far).code == 2
+    assert ckpt("verify", "--store", far).code == 2
+
+
+def test_all_tells_a_head_that_cannot_be_read_and_verifies_the_others(ckpt: Ckpt, stores: Stores) -> None:
+    damage(stores.file("refs/main/0000000000000002"))
+    done = ckpt("verify", "--all", "--json", "--store", stores.url)
+    assert done.code == 3
+    assert "ref main" in done.error()["what"]
+    assert [record["root"] for record in done.records()] == [str(stores.wide)]
+
+
+def test_all_of_a_store_with_nothing_in_it_is_0(ckpt: Ckpt, tmp_path: Path) -> None:
+    ckpt("init", tmp_path / "empty")
+    done = ckpt("verify", "--all", "--store", tmp_path / "empty")
+    assert (done.code, done.out) == (0, "")
+    assert "names a checkpoint" in done.err
 
 
 def test_a_lost_ancestor_is_a_finding_and_a_retired_one_is_not(ckpt: Ckpt, stores: Stores, tmp_path: Path) -> None:

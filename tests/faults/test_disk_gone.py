@@ -116,6 +116,9 @@ for work in (
     except ReadOnlyError as error:
         assert "EROFS" in str(error), error
 words = ["--store", path]
+older = [digest for digest, _ in store.history(root)][1]
+looks = [["show", "main"], ["ls", "main"], ["ref", "list"], ["diff", str(older), "main"]]
+assert [run([*look, *words]) for look in looks] == [0, 0, 0, 1]
 codes = [
     run(["verify", "main", *words]),
     run(["log", *words]),

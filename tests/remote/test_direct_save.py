@@ -157,13 +157,13 @@ def test_the_requests_of_a_save(store: Store, capsys: pytest.CaptureFixture[str]
         for changed, took in told:
             print(f"\n{changed} of 6 weights changed: {took.total} requests {dict(took.requests)}", end="")
     # The lease and its end; the head, and whether it is that; its checkpoint; page, shard and checkpoint, there and
-    # back; the receipt; the ref.
-    always = {"HeadObject": 2, "PutObject": 1 + 3 + 1 + 1, "GetObject": 3 + 3, "ListObjectsV2": 1, "DeleteObject": 1}
+    # back; the receipt; whether the lease is still there; the ref.
+    always = {"HeadObject": 3, "PutObject": 1 + 3 + 1 + 1, "GetObject": 3 + 3, "ListObjectsV2": 1, "DeleteObject": 1}
     every = {**always, "PutObject": always["PutObject"] + 6, "GetObject": always["GetObject"] + 6}
     assert dict(told[0][1].requests) == every
     one = {**always, "PutObject": always["PutObject"] + 1, "GetObject": always["GetObject"] + 1, "ListObjectsV2": 2}
     assert dict(told[1][1].requests) == one
-    none = {**always, "PutObject": always["PutObject"] - 2, "HeadObject": 2 + 2, "ListObjectsV2": 2}
+    none = {**always, "PutObject": always["PutObject"] - 2, "HeadObject": 3 + 2, "ListObjectsV2": 2}
     assert dict(told[2][1].requests) == none, "page and shard are asked for, and not sent"
     assert told[1][1].received_bytes < 400_000
     assert told[2][1].received_bytes < 40_000

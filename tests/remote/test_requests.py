@@ -86,8 +86,12 @@ RECEIPT = {"PutObject": 1}
 HEAD = {"ListObjectsV2": 1, "GetObject": 1}
 """The generations of a ref, and that there is none after the last that the listing shows."""
 
-MOVE = {"GetObject": 2, "ListObjectsV2": 1, "PutObject": 1}
-"""The store's header, and what was recorded of its endpoint, once in each process; the new generation."""
+MOVE = {"GetObject": 2, "ListObjectsV2": 1, "HeadObject": 1, "PutObject": 1}
+"""The store's header, and what was recorded of its endpoint, once in each process; whether the lease is still there;
+the new generation."""
+
+FIRST = {"HeadObject": 1}
+"""Whether the lease still was there, when there was no generation before that could have been fenced."""
 
 RECORD = {"GetObject": 1}
 """The record of a ref's head, where there is one."""
@@ -98,11 +102,11 @@ def test_a_new_object_costs_one_put_and_one_get_and_a_push_little_more(store: St
     closure = store.closure(root)
     assert (len(closure.shards), len(closure.objects), len(closure.documents)) == (2, 10, 5)
     taken = planned_and_done(store, far, root)
-    assert taken.requests == together(LEASE, LOOK, {"PutObject": 15, "GetObject": 15}, RECEIPT, HEAD, MOVE)
+    assert taken.requests == together(LEASE, LOOK, {"PutObject": 15, "GetObject": 15}, RECEIPT, HEAD, MOVE, FIRST)
     assert taken.requests == {
         "DeleteObject": 1,
         "GetObject": 19,
-        "HeadObject": 2,
+        "HeadObject": 4,
         "ListObjectsV2": 5,
         "PutObject": 18,
     }
@@ -142,7 +146,7 @@ def test_an_ancestor_that_is_new_there_costs_two_puts_and_a_get(store: Store, fa
     new = {"PutObject": keys, "GetObject": keys}
     ancestors = {"PutObject": 2 * 2, "GetObject": 2}
     retired = {"ListObjectsV2": 1}  # which of them are said to be gone
-    assert taken.requests == together(LEASE, LOOK, retired, ancestors, new, RECEIPT, HEAD, MOVE)
+    assert taken.requests == together(LEASE, LOOK, retired, ancestors, new, RECEIPT, HEAD, MOVE, FIRST)
 
 
 def test_some_shards_cost_a_pin_more(store: Store, far: str) -> None:
@@ -150,7 +154,8 @@ def test_some_shards_cost_a_pin_more(store: Store, far: str) -> None:
     keys = len(store.closure(root, [1]).sizes())
     taken = planned_and_done(store, far, root, ref=None, shards=(1,))
     new = {"PutObject": keys, "GetObject": keys}
-    assert taken.requests == together(LEASE, LOOK, {"PutObject": 1}, new, RECEIPT)
+    pin = {"PutObject": 1, "HeadObject": 3}  # whether the lease is still there: before it, after it, at the end
+    assert taken.requests == together(LEASE, LOOK, pin, new, RECEIPT)
 
 
 def test_a_pull_reads_each_key_once(store: Store, far: str, tmp_path: Path) -> None:

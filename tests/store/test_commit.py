@@ -16,9 +16,11 @@ from torch import nn
 
 import ckptstore
 from ckptstore import Attempt, Digest, ShardReceipt, Tie, TrainingState
-from ckptstore.errors import CkptStoreError, CommitAbortedError, ConflictError, NotFoundError
+from ckptstore.errors import BackendError, CkptStoreError, CommitAbortedError, ConflictError, NotFoundError
 from ckptstore.format.records import RefRecord
 from ckptstore.store import Store
+from tests.support.faulty import FaultyBackend
+from tests.support.states import memory_store
 from tests.support.training import commit_state
 
 
@@ -309,4 +311,18 @@ def test_a_checkpoint_whose_files_are_not_there_is_not_committed(store: Store, t
     attempt = fresh.begin("main")
     with pytest.raises(NotFoundError, match=r"plan\.json"):
         fresh.commit(attempt, [fresh.save_shard(halves()[0], attempt, step=1, run=run)])
+    assert store.head("main") is None
+
+
+def test_workers_hear_at_once_of_a_coordinator_that_cannot_read_their_receipts() -> None:
+    """B054: its error is its own, and the fence is for all."""
+    faulty = FaultyBackend(memory_store().backend)
+    store = Store(faulty)
+    attempt = store.begin("main")
+    receipts = [store.save_shard(state, attempt, step=1, index=index, count=2) for index, state in enumerate(halves())]
+    faulty.fail("list", BackendError("list", "EIO"), nth=1, prefix="receipts/")
+    with pytest.raises(BackendError, match="EIO"):
+        store.commit(attempt, count=2, deadline=60)
+    with pytest.raises(CommitAbortedError):
+        store.verdict(attempt, receipts[0], deadline=60)
     assert store.head("main") is None

@@ -12,7 +12,20 @@ from typing import Any
 
 import pytest
 
-CHANGING = ("open", "mkdir", "write", "fchmod", "fsync", "close", "link", "rename", "unlink")
+CHANGING = (
+    "open",
+    "mkdir",
+    "write",
+    "fchmod",
+    "fsync",
+    "close",
+    "link",
+    "rename",
+    "replace",
+    "unlink",
+    "rmdir",
+    "ftruncate",
+)
 """Names in :mod:`os` of all calls that a directory store changes anything with, or depends on to have changed it."""
 
 Around = Callable[[str, tuple[Any, ...], Callable[[], Any]], Any]

@@ -21,6 +21,7 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 UNTIED_HEAD = "lm_head.weight"
 
+MOST_LAYERS = 10_000  # each has a table of its tensors, and a plan that somebody made says how many there are
 STORED_BYTES = 12  # a parameter in a checkpoint: FP32 weight and the two moments of Adam
 TRAINING_BYTES = 16  # the same in a worker's memory: the FP32 gradient as well
 
@@ -47,6 +48,8 @@ class Config:
         for name in ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads"):
             if getattr(self, name) < 1:
                 raise UsageError("model configuration", f"{name} is {getattr(self, name)}, but has to be at least 1")
+        if self.layers > MOST_LAYERS:
+            raise UsageError("model configuration", f"{self.layers} layers, more than {MOST_LAYERS}")
         if self.hidden % self.heads or self.head_dim % 2:
             raise UsageError(
                 "model configuration", f"hidden {self.hidden} over {self.heads} heads is no even head size"

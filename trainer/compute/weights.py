@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 HEADER_LIMIT = 100 * 1000 * 1000  # bytes; the limit of the public format
+_DIMENSIONS, _SIZE = 64, 2**53  # of them, and of each; what is multiplied is bounded before
 ITEM_BYTES = {"BF16": 2, "F32": 4}
 
 
@@ -163,8 +164,8 @@ def _header(file: BinaryIO, name: str, size: int) -> tuple[dict[str, Place], int
         found = {
             tensor: _place(tensor, entry, 8 + length) for tensor, entry in header.items() if tensor != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MalformedError(f"weights {name}", f"its header is not one of safetensors ({error})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedError(f"weights {name}", f"its header is not one of safetensors ({error!s:.300})") from None
     end = 8 + length
     found = dict(sorted(found.items(), key=lambda item: item[1].start))
     for tensor, place in found.items():
@@ -179,8 +180,10 @@ def _header(file: BinaryIO, name: str, size: int) -> tuple[dict[str, Place], int
 def _place(name: str, entry: Mapping[str, object], base: int) -> Place:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+            if len(shape) > _DIMENSIONS or any(type(size) is not int or not 0 <= size < _SIZE for size in shape):
+                raise ValueError(f"tensor {name:.120} has no shape that a tensor can have")
             wanted = prod(shape) * ITEM_BYTES[dtype]
-            if min(shape, default=0) < 0 or stop - start != wanted:
+            if stop - start != wanted:
                 raise ValueError(f"tensor {name} of shape {shape} has {stop - start} bytes, expected {wanted}")
             return Place(dtype, tuple(shape), base + start, base + stop)
         case _:

@@ -20,6 +20,7 @@ from trainer.data.families import EASY, FAMILIES, HARD, Difficulty, make
 
 LINE_LIMIT = 64 * 1024  # bytes of one document's line
 CONVERSATION = "conversation"
+MOST_TURNS = 64  # a document is rendered once for each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ class Document:
         family = fields.choice("family", (*FAMILIES, CONVERSATION))
         turns = fields.items("turns", _turn)
         fields.end()
-        if len(turns) < 2:
-            raise MalformedError(f"document {name!r:.40}", "fewer than two turns")
+        if not 2 <= len(turns) <= MOST_TURNS:
+            raise MalformedError(f"document {name!r:.40}", f"{len(turns)} turns, and not from 2 to {MOST_TURNS}")
         return Document(name, family, turns)
 
 

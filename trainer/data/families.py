@@ -79,7 +79,7 @@ def solve(question: str) -> int | str:
     """
     try:
         value = _solve(json.loads(question))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise MalformedError(f"question {question!r:.80}", f"of no known family ({type(error).__name__})") from None
     if type(value) is int or type(value) is str:
         return value

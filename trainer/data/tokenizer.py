@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ckptstore.errors import MalformedError, RefusedError
 from ckptstore.format import canonical
@@ -178,7 +178,7 @@ def _json(name: str, data: bytes) -> object:
         return data
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise MalformedError(f"tokenizer file {name}", "not JSON") from None
 
 
@@ -189,17 +189,29 @@ def _compile(template: bytes) -> Callable[[list[dict[str, str]]], str]:
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    class Environment(ImmutableSandboxedEnvironment):
+        """Without arithmetic that makes much of little: a template joins texts."""
+
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call_binop(self, context: object, operator: str, left: Any, right: Any) -> Any:
+            if operator == "%" and type(left) is int and type(right) is int and right:
+                return left % right
+            raise TemplateError(f"a template cannot use {operator}")
+
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
     environment.globals["raise_exception"] = refuse
     try:
         compiled = environment.from_string(template.decode())
-    except (TemplateError, UnicodeDecodeError) as error:
-        raise MalformedError(TEMPLATE, str(error)) from None
+    except Exception as error:  # a template is compiled as a program, and can be wrong in all the ways of one
+        raise MalformedError(TEMPLATE, f"{type(error).__name__}: {error!s:.300}") from None
 
     def render(messages: list[dict[str, str]]) -> str:
         try:
-            return compiled.render(messages=messages, add_generation_prompt=True, **_SPECIALS_MAP)
-        except TemplateError as error:
-            raise RefusedError(TEMPLATE, str(error)) from None
+            text = compiled.render(messages=messages, add_generation_prompt=True, **_SPECIALS_MAP)
+            text.encode()
+            return text
+        except Exception as error:  # as above, while it runs
+            raise RefusedError(TEMPLATE, f"{type(error).__name__}: {error!s:.300}") from None
 
     return render

@@ -164,6 +164,8 @@ class Plan:
     def __post_init__(self) -> None:
         if [update.number for update in self.updates] != list(range(1, len(self.updates) + 1)):
             raise MalformedError("plan", "its updates are not numbered from 1 on")
+        if any(not 1 <= phase.first <= phase.last <= len(self.updates) for phase in self.phases):
+            raise MalformedError("plan", "a phase begins or ends outside of its updates")
         if [number for phase in self.phases for number in range(phase.first, phase.last + 1)] != [
             update.number for update in self.updates
         ]:
@@ -249,7 +251,9 @@ class Plan:
         tokens = {entry.name: entry.tokens for entry in self.documents}
         for update in self.updates:
             for microbatch in update.microbatches:
-                longest = max(tokens[name] for name in microbatch.documents)
+                longest = max((tokens[name] for name in microbatch.documents), default=0)
+                if not microbatch.documents:
+                    raise MalformedError(f"plan, update {update.number}", "a microbatch without documents")
                 if microbatch.length != longest:
                     why = f"a microbatch of length {microbatch.length}, its longest document has {longest}"
                     raise MalformedError(f"plan, update {update.number}", why)

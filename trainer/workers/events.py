@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -17,6 +18,8 @@ from ckptstore.errors import MalformedError
 
 LINE_LIMIT = 16 * 2**20  # bytes
 HEARTBEAT = "heartbeat"
+
+_AGES = 1e15  # seconds, and a float as well as an integer
 
 _RESERVED = ("event", "at", "time")
 
@@ -50,11 +53,13 @@ class Event:
         if len(line) > LINE_LIMIT:
             raise MalformedError("event", f"a line of {len(line)} bytes, the limit is {LINE_LIMIT}")
         try:
-            body = json.loads(line, parse_constant=_refuse)
+            body = json.loads(line.decode(), parse_constant=_refuse, parse_float=_finite)
+            if b"\\u" in line:  # an escape can stand for half a character, which no line could be made of again
+                json.dumps(body, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise MalformedError("event", f"not a line of JSON ({type(error).__name__}): {line[:80]!r}") from None
         match body:
-            case {"event": str(name), "at": int() | float() as at, "time": str(when)}:
+            case {"event": str(name), "at": int() | float() as at, "time": str(when)} if -_AGES < at < _AGES:
                 fields = {key: value for key, value in body.items() if key not in _RESERVED}
                 return Event(name, float(at), when, MappingProxyType(fields))
         raise MalformedError("event", f"no object with event, at and time: {line[:80]!r}")
@@ -157,6 +162,13 @@ class Heartbeat:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is beyond every float")
+    return number
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -120,7 +120,7 @@ def parse(line: bytes) -> Order:
         raise MalformedError("order", f"a line of {len(line)} bytes, the limit is {LINE_LIMIT}")
     try:
         body = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise MalformedError("order", f"not a line of JSON: {line[:80]!r}") from None
     match body:
         case {"order": str(name), "with": dict(fields)} if name in _KINDS and len(body) == 2:
