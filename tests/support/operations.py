@@ -254,11 +254,11 @@ OPERATIONS: dict[str, Work] = {
         pack_evidence,
         unpack_weights,
         extract,
-        collect_garbage,
         mend,
+        collect_garbage,
     )
 }
-"""Every operation by its name."""
+"""Every operation by its name, in an order in which all of them can be done in one folder."""
 
 DELETING = ("collect_garbage",)
 """Those that delete what they find."""
