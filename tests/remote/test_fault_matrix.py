@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import ckptstore
 from ckptstore.errors import BackendError, CkptStoreError
 from ckptstore_cli.main import run
 from tests.remote.faultcases import FAULTS, PAGE, Fault, written
-from tests.remote.faultworld import OPERATIONS, Operation, World, broken, proofs
+from tests.remote.faultworld import OPERATIONS, Operation, World, broken, proofs, seed
 from tests.support import s3 as server
 from tests.support.faultactions import (
     Action,
@@ -128,44 +127,27 @@ def _struck(cell: Cell, fault: Fault, does: Operation, world: World) -> tuple[Ck
     return error, sum(rule.hits for rule in rules), late
 
 
-@pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest) -> Iterator[dict[Cell, Future[str]]]:
-    """Results to come of the cells of all tests that were selected."""
-    wanted = [
-        cell
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname in ("test_fault", "test_fault_in_every_cell")
-        for cell in cells(item.callspec.params["name"], every=item.originalname != "test_fault")
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
-            if value is None:
-                patch.delenv(name, raising=False)
-            else:
-                patch.setenv(name, value)
-        with ThreadPoolExecutor(8) as pool:
-            yield {cell: pool.submit(run_cell, cell) for cell in dict.fromkeys(wanted)}
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def check(results: dict[Cell, Future[str]], wanted: list[Cell]) -> None:
-    found = {cell: results[cell].result() for cell in wanted}
-    wrong = [
-        f"{cell.operation}, {'lasting' if cell.lasts else 'passing'}: {text}" for cell, text in found.items() if text
-    ]
+def check(wanted: list[Cell]) -> None:
+    """All of them at once: most of what they do is to wait."""
+    seed()  # which needs the environment for itself
+    with ThreadPoolExecutor(8) as pool:
+        found = zip(wanted, pool.map(run_cell, wanted), strict=True)
+    wrong = [f"{cell.operation}, {'lasting' if cell.lasts else 'passing'}: {text}" for cell, text in found if text]
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.usefixtures("s3")
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault(results: dict[Cell, Future[str]], name: str) -> None:
+def test_fault(name: str) -> None:
     """It ends as the table says, with no wrong byte handed out, nothing called verified, and nothing broken behind."""
-    check(results, cells(name, every=False))
+    check(cells(name, every=False))
 
 
 @pytest.mark.deep
+@pytest.mark.usefixtures("s3")
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_in_every_cell(results: dict[Cell, Future[str]], name: str) -> None:
-    check(results, cells(name, every=True))
+def test_fault_in_every_cell(name: str) -> None:
+    check(cells(name, every=True))
 
 
 @pytest.mark.deep
