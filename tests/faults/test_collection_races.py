@@ -219,12 +219,25 @@ def at_once(folder: Path, *works: Callable[[], object]) -> list[dict[str, int]]:
     return came_to
 
 
-def saver(url: str, seed: int, rounds: int) -> Callable[[], object]:
-    return lambda: save_at_random(ckptstore.open(url), f"ref-{seed % 2}x", seed, rounds)
+def saver(url: str, seed: int, rounds: int, deleted: Path) -> Callable[[], object]:
+    """Saves; half-way it leaves an attempt behind, and goes on when a collection has deleted something."""
+
+    def work() -> object:
+        store, ref = ckptstore.open(url), f"ref-{seed % 2}x"
+        first = save_at_random(store, ref, seed, rounds - rounds // 2)
+        abandon(store, 0, 6)
+        end = time.monotonic() + 120
+        while not deleted.exists():
+            assert time.monotonic() < end, "no collection came about"
+            time.sleep(0.02)
+        second = save_at_random(store, ref, seed + 1000, rounds // 2)
+        return {name: first[name] + second[name] for name in first}
+
+    return work
 
 
-def collector(url: str, seed: int, done: Path, savers: int) -> Callable[[], object]:
-    """Collects, again and again, until the savers have ended."""
+def collector(url: str, seed: int, done: Path, savers: int, deleted: Path) -> Callable[[], object]:
+    """Collects, again and again, until the savers have ended; makes the file ``deleted`` when it first was of use."""
 
     def work() -> object:
         draw = Random(seed)
@@ -235,6 +248,8 @@ def collector(url: str, seed: int, done: Path, savers: int) -> Callable[[], obje
                 assert swept is not None
                 counts["collected"] += 1
                 counts["deleted"] += swept.deleted_keys
+                if swept.deleted_keys:
+                    deleted.touch()
             except ConflictError:
                 counts["told"] += 1
             time.sleep(draw.uniform(0, 0.05))
@@ -246,11 +261,11 @@ def collector(url: str, seed: int, done: Path, savers: int) -> Callable[[], obje
 def race(url: str, folder: Path, *, savers: int, collectors: int, rounds: int, seed: int) -> dict[str, int]:
     """Let them loose; what came about in all, when everything is sound."""
     ckptstore.open(url, create=True)
-    done = folder / "done"
+    done, deleted = folder / "done", folder / "deleted"
     done.mkdir()
 
     def until_done(number: int) -> Callable[[], object]:
-        work = saver(url, seed + number, rounds)
+        work = saver(url, seed + number, rounds, deleted)
 
         def save() -> object:
             try:
@@ -261,7 +276,7 @@ def race(url: str, folder: Path, *, savers: int, collectors: int, rounds: int, s
         return save
 
     works = [until_done(number) for number in range(savers)]
-    works += [collector(url, seed + 100 + number, done, savers) for number in range(collectors)]
+    works += [collector(url, seed + 100 + number, done, savers, deleted) for number in range(collectors)]
     came_to = at_once(folder, *works)
     total: dict[str, int] = {}
     for counts in came_to:
