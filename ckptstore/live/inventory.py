@@ -195,5 +195,5 @@ def _place(tensor: Tensor) -> object:
     """The memory that a tensor lies in; for one that has none, itself."""
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # what torch raises for sparse, nested and functional tensors
         return id(tensor)
