@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from datetime import datetime
 
-from ckptstore import Checkpoint, Digest, Receipt
+from ckptstore import Checkpoint, Digest, Finding, Receipt
 from ckptstore.format import values
 from ckptstore.format.canonical import Json
 from ckptstore.format.values import EntryRef, TensorValue
@@ -100,4 +100,23 @@ def checkpoint(root: Digest, item: Checkpoint) -> dict[str, object]:
         "ties": {tie.path: tie.owner for tie in item.ties},
         "replicas": [{"role": "/".join(replica.role), "path": replica.path} for replica in item.replicas],
         "deviations": [{"code": d.code, "expected": d.expected, "actual": d.actual} for d in item.deviations],
+    }
+
+
+def finding(found: Finding, checkpoint: Digest | None) -> dict[str, object]:
+    """A finding by its fields, with full digests."""
+    place = found.place
+    return {
+        "type": "finding",
+        "kind": found.kind.value,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "shard": place.shard,
+        "part": place.part,
+        "role": "/".join(place.role) if place.role is not None else None,
+        "tensor": place.path,
+        "chunk": place.chunk,
+        "key": found.key,
+        "message": found.message,
+        "expected": found.expected,
+        "actual": found.actual,
     }

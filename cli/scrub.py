@@ -10,7 +10,7 @@ import ckptstore
 from ckptstore import Damage, Scrub
 from ckptstore.errors import UsageError
 
-from . import output
+from . import describe, output
 from .command import Session, command
 from .duration import duration
 from .progress import progress
@@ -65,21 +65,9 @@ def COMMAND(
 def _print_damage(session: Session, damage: Damage) -> None:
     finding, hurts = damage.finding, damage.hurts
     if session.json:
-        place = finding.place
         output.record(
             {
-                "type": "finding",
-                "kind": finding.kind.value,
-                "checkpoint": None if place.checkpoint is None else str(place.checkpoint),
-                "shard": place.shard,
-                "part": place.part,
-                "role": "/".join(place.role) if place.role is not None else None,
-                "tensor": place.path,
-                "chunk": place.chunk,
-                "key": finding.key,
-                "message": finding.message,
-                "expected": finding.expected,
-                "actual": finding.actual,
+                **describe.finding(finding, finding.place.checkpoint),
                 "hurts": None if hurts is None else [str(root) for root in hurts],
             }
         )

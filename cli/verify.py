@@ -12,7 +12,7 @@ import ckptstore
 from ckptstore import Digest, Store, VerifyReport
 from ckptstore.errors import CkptStoreError, UsageError
 
-from . import output
+from . import describe, output
 from .command import Session, command, shard_option
 from .exits import worst
 from .progress import progress
@@ -63,24 +63,8 @@ def COMMAND(session: Session, roots: tuple[str, ...], everything: bool, shards: 
 def _print(session: Session, store: Store, report: VerifyReport, shards: tuple[int, ...] | None, files: bool) -> None:
     counts = Counter(ancestor.status for ancestor in report.ancestors)
     for finding in report.findings:
-        place = finding.place
         if session.json:
-            output.record(
-                {
-                    "type": "finding",
-                    "kind": finding.kind.value,
-                    "checkpoint": str(place.checkpoint or report.root),
-                    "shard": place.shard,
-                    "part": place.part,
-                    "role": "/".join(place.role) if place.role is not None else None,
-                    "tensor": place.path,
-                    "chunk": place.chunk,
-                    "key": finding.key,
-                    "message": finding.message,
-                    "expected": finding.expected,
-                    "actual": finding.actual,
-                }
-            )
+            output.record(describe.finding(finding, finding.place.checkpoint or report.root))
         else:
             output.line(str(finding))
     kept = _keep_receipt(session, store, report, shards, files) if report.ok else False
