@@ -387,12 +387,19 @@ class Store:
         return moved
 
     def _check_shards(self, root: Digest, checkpoint: Checkpoint) -> None:
-        """NotFoundError if only history, or some shards, of ``root`` are here: a ref names what is whole."""
-        keys = {document_key(shard): index for index, shard in enumerate(checkpoint.shards)}
-        for key in sorted(keys.keys() - self.backend.present(keys), key=keys.__getitem__):
-            what = f"checkpoint {root.short} shard {keys[key]}"
-            hint = f"pull {root.hex} from another copy, or ckpt repair {root.hex}"
-            raise NotFoundError(what, f"retired or never here, so no ref can name the checkpoint [{key}]", hint)
+        """NotFoundError if only history, or some shards, of ``root`` are here: a ref names what is whole.
+
+        What a listing lacks may be there; only what cannot be read is not.
+        """
+        seen = self.backend.present([document_key(shard) for shard in checkpoint.shards])
+        for index, shard in enumerate(checkpoint.shards):
+            if document_key(shard) not in seen:
+                try:
+                    self.objects.document(shard, Place(checkpoint=root, shard=index, part="shard document"))
+                except NotFoundError as error:
+                    why = f"{error.why}; retired or never here, so no ref can name the checkpoint"
+                    hint = f"pull {root.hex} from another copy, or ckpt repair {root.hex}"
+                    raise NotFoundError(error.what, why, hint) from None
 
     def note_in_catalogue(self, root: Digest) -> None:
         """Bring the catalogue up to date. It is an index that can be rebuilt: its failure is logged, and never fails a

@@ -430,6 +430,6 @@ def test_a_ref_cannot_name_what_was_retired(store: Store) -> None:
     """Its document is history; invariant 3 is about all of it."""
     first, *_ = line(store, [1, 2, 3])
     collect(store, LAST, delete=True)
-    with pytest.raises(NotFoundError, match=r"shard 0: retired or never here"):
+    with pytest.raises(NotFoundError, match=r"shard 0 .*retired or never here"):
         store.move_ref("old", first, None)
     assert store.head("old") is None

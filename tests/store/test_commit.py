@@ -19,6 +19,7 @@ from ckptstore import Attempt, Digest, ShardReceipt, Tie, TrainingState
 from ckptstore.errors import BackendError, CkptStoreError, CommitAbortedError, ConflictError, NotFoundError
 from ckptstore.format.records import RefRecord
 from ckptstore.store import Store
+from tests.support.distant import Liar
 from tests.support.faulty import FaultyBackend
 from tests.support.states import memory_store
 from tests.support.training import commit_state
@@ -272,6 +273,15 @@ def test_a_listing_that_lags_hides_no_generation(store: Store) -> None:
             return iter(list(self.inner.list(prefix))[:-2])
 
     assert Store(Lagging(store.backend)).head("main") == roots[-1]
+
+
+def test_a_ref_can_name_what_a_listing_lacks() -> None:
+    """B064: whether a shard is there is decided by reading it."""
+    behind = memory_store()
+    root = commit_state(behind, "main", halves(), 1)
+    store = Store(Liar(behind.backend, there=False))  # type: ignore[arg-type]
+    store.move_ref("again", root, None)
+    assert store.head("again") == root
 
 
 def test_restarted_participants_end_at_the_same_step(store: Store) -> None:
