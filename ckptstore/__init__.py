@@ -22,7 +22,7 @@ from ckptstore.backends.deadline import deadline
 from ckptstore.backends.traffic import Traffic
 from ckptstore.commits.attempts import Attempt
 from ckptstore.errors import CkptStoreError
-from ckptstore.findings import Finding
+from ckptstore.findings import Finding, Place
 from ckptstore.format.checkpoint import Checkpoint, Deviation, Replica
 from ckptstore.format.digest import Digest
 from ckptstore.format.progress import Cursor
@@ -110,6 +110,7 @@ __all__ = [
     "Latest",
     "Ledger",
     "Pinned",
+    "Place",
     "Plan",
     "Policy",
     "Prices",

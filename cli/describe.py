@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from datetime import datetime
 
-from ckptstore import Checkpoint, Digest, Finding, Receipt
+from ckptstore import Checkpoint, Digest, Finding, Place, Receipt
 from ckptstore.format import values
 from ckptstore.format.canonical import Json
 from ckptstore.format.values import EntryRef, TensorValue
@@ -103,20 +103,26 @@ def checkpoint(root: Digest, item: Checkpoint) -> dict[str, object]:
     }
 
 
-def finding(found: Finding, checkpoint: Digest | None) -> dict[str, object]:
-    """A finding by its fields, with full digests."""
-    place = found.place
+def finding(found: Finding, root: Digest | None) -> dict[str, object]:
+    """A finding by its fields, with full digests; ``root`` is its checkpoint where the place does not say."""
     return {
         "type": "finding",
         "kind": found.kind.value,
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-        "shard": place.shard,
-        "part": place.part,
-        "role": "/".join(place.role) if place.role is not None else None,
-        "tensor": place.path,
-        "chunk": place.chunk,
+        **place(found.place, root),
         "key": found.key,
         "message": found.message,
         "expected": found.expected,
         "actual": found.actual,
+    }
+
+
+def place(where: Place, root: Digest | None) -> dict[str, object]:
+    """A place by its parts."""
+    return {
+        "checkpoint": text(where.checkpoint or root),
+        "shard": where.shard,
+        "part": where.part,
+        "role": "/".join(where.role) if where.role is not None else None,
+        "tensor": where.path,
+        "chunk": where.chunk,
     }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 import ckptstore
-from ckptstore import CkptStoreError, Digest, Repair, Store
+from ckptstore import CkptStoreError, Repair, Store
 from ckptstore.errors import UsageError
 
 from . import describe, output
@@ -87,7 +86,7 @@ def _open(store: Store, sources: Sequence[str]) -> tuple[list[Store], list[CkptS
 def _print(session: Session, store: Store, done: Repair) -> None:
     for item in done.healed:
         if session.json:
-            place = _within(item.place, done.root)
+            place = describe.place(item.place, done.root)
             told = {"type": "healed", "was": item.was.value, "size": item.size, "source": item.source}
             output.record({**told, **place, "key": item.key})
             continue
@@ -95,9 +94,7 @@ def _print(session: Session, store: Store, done: Repair) -> None:
         output.line(f"{verb} {item.was.value}: {item.place}: {item.size:,} bytes, {item.source} [{item.key}]")
     for finding in done.findings:
         if session.json:
-            place = _within(finding.place, done.root)
-            told = {"message": finding.message, "expected": finding.expected, "actual": finding.actual}
-            output.record({"type": "finding", "kind": finding.kind.value, **place, "key": finding.key, **told})
+            output.record(describe.finding(finding, done.root))
             continue
         output.line(f"still {finding}")
     if session.json:
@@ -130,18 +127,6 @@ def _print(session: Session, store: Store, done: Repair) -> None:
         f"{done.bytes_read:,} bytes read ({done.method.value})",
     ]
     output.line("; ".join(line))
-
-
-def _within(place: Any, root: Digest) -> dict[str, object]:
-    """A place by its parts."""
-    return {
-        "checkpoint": str(place.checkpoint or root),
-        "shard": place.shard,
-        "part": place.part,
-        "role": "/".join(place.role) if place.role is not None else None,
-        "tensor": place.path,
-        "chunk": place.chunk,
-    }
 
 
 def _header(session: Session, dry_run: bool) -> int:

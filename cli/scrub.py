@@ -67,7 +67,7 @@ def _print_damage(session: Session, damage: Damage) -> None:
     if session.json:
         output.record(
             {
-                **describe.finding(finding, finding.place.checkpoint),
+                **describe.finding(finding, None),
                 "hurts": None if hurts is None else [str(root) for root in hurts],
             }
         )

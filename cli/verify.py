@@ -64,7 +64,7 @@ def _print(session: Session, store: Store, report: VerifyReport, shards: tuple[i
     counts = Counter(ancestor.status for ancestor in report.ancestors)
     for finding in report.findings:
         if session.json:
-            output.record(describe.finding(finding, finding.place.checkpoint or report.root))
+            output.record(describe.finding(finding, report.root))
         else:
             output.line(str(finding))
     kept = _keep_receipt(session, store, report, shards, files) if report.ok else False

@@ -120,18 +120,8 @@ class S3Backend:
 
     def stat(self, key: str) -> Stat | None:
         """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
-        name = self._name(key)
-
-        def work(client: S3Client) -> Stat | None:
-            try:
-                answer = client.head_object(Bucket=self.address.bucket, Key=name, **self.address.owner)
-            except client.exceptions.ClientError as error:
-                if is_status(error, 404) and code_of(error) != "NoSuchBucket":
-                    return None
-                raise
-            return Stat(key, answer["ContentLength"])
-
-        return self._call(f"asking for key {key}", work)
+        answer = self._head(key)
+        return None if answer is None else Stat(key, answer["ContentLength"])
 
     def present(self, keys: Collection[str]) -> set[str]:
         """See :class:`~ckptstore.backends.protocol.ReadBackend`."""
@@ -241,18 +231,8 @@ class S3Backend:
 
     def modified(self, key: str) -> float | None:
         """When ``key`` was written, in seconds by the server's clock, or None if it is absent."""
-        name = self._name(key)
-
-        def work(client: S3Client) -> float | None:
-            try:
-                answer = client.head_object(Bucket=self.address.bucket, Key=name, **self.address.owner)
-            except client.exceptions.ClientError as error:
-                if is_status(error, 404) and code_of(error) != "NoSuchBucket":
-                    return None
-                raise
-            return answer["LastModified"].timestamp()
-
-        return self._call(f"asking for key {key}", work)
+        answer = self._head(key)
+        return None if answer is None else answer["LastModified"].timestamp()
 
     def probe(self) -> Capabilities:
         """Find out what the endpoint honours, with a few requests under a key of its own that is deleted again."""
@@ -353,6 +333,20 @@ class S3Backend:
         A file of them may be written anew just now: that is seen as the old ones, as none, or as half of them.
         """
         return is_rejected(error) or (self._met and is_without_credentials(error))
+
+    def _head(self, key: str) -> Any | None:
+        """What a HEAD says of ``key``; None if it says that it is absent."""
+        name = self._name(key)
+
+        def work(client: S3Client) -> Any | None:
+            try:
+                return client.head_object(Bucket=self.address.bucket, Key=name, **self.address.owner)
+            except client.exceptions.ClientError as error:
+                if is_status(error, 404) and code_of(error) != "NoSuchBucket":
+                    return None
+                raise
+
+        return self._call(f"asking for key {key}", work)
 
     def _short(self, seconds: float = 5.0) -> Patience:
         whole = min(seconds, self._patience.operation_seconds)
