@@ -7,6 +7,7 @@ import pytest
 
 import ckptstore
 from ckptstore.store import Store
+from tests.support.damages import World, build, opened
 
 
 @pytest.fixture
@@ -19,3 +20,15 @@ def store() -> Store:
 def disk_store(tmp_path: Path) -> Store:
     """An empty store in a directory."""
     return ckptstore.open(tmp_path / "store", create=True)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Stores with one of each kind of key, made once for all tests of a module, which change copies of it."""
+    return build(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def world(built: World, tmp_path: Path) -> World:
+    """A copy of it for one test."""
+    return opened(built, tmp_path)

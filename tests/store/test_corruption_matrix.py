@@ -22,7 +22,7 @@ from ckptstore.repairs.repair import repair
 from ckptstore.store import Store
 from tests.store import damagecases
 from tests.store.damagecases import ASIDE, COPY, ITSELF, KINDS, STORE
-from tests.support.damages import DAMAGES, ON_ANY_BACKEND, World, build, opened, shard_states
+from tests.support.damages import DAMAGES, ON_ANY_BACKEND, World, opened, shard_states
 from tests.support.invariants import broken
 
 CELLS = [(kind, damage) for kind in KINDS for damage in DAMAGES]
@@ -32,11 +32,6 @@ FEW = [
 """Two kinds of damage for each kind of key, so that each is met."""
 
 OF_CLOSURE = [kind for kind in KINDS if STORE in KINDS[kind].healed]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return build(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")

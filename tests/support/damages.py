@@ -13,6 +13,7 @@ from torch import nn
 
 import ckptstore
 from ckptstore import Digest
+from ckptstore.findings import Kind
 from ckptstore.format.keys import (
     document_key,
     feature_key,
@@ -24,7 +25,9 @@ from ckptstore.format.keys import (
     retired_key,
 )
 from ckptstore.format.records import Feature, Lease, Pin, Retired
+from ckptstore.repairs.outcome import Repair
 from ckptstore.store import Store
+from tests.support.distant import Distant
 
 PIN, LEASE = "ab" * 16, "cd" * 16
 
@@ -272,3 +275,35 @@ DAMAGES: dict[str, Damage] = {
 
 ON_ANY_BACKEND = tuple(DAMAGES)[:9]
 """Those that can also happen to an object of a bucket."""
+
+
+def sizes(store: Store, root: Digest) -> dict[str, int]:
+    return dict(store.closure(root).sizes())
+
+
+def flip(path: Path, at: int = 0) -> bytes:
+    """Turn over a bit; returns the bad bytes."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    write(path, bytes(data))
+    return bytes(data)
+
+
+def damage_all(store: Store, keys: list[str]) -> None:
+    for key in keys:
+        data = store.backend.get(key)
+        store.backend.replace(key, data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def kinds(done: Repair) -> set[Kind]:
+    return {finding.kind for finding in done.findings}
+
+
+def distant(world: World) -> Store:
+    """The store, at the other end of a network."""
+    backend = Distant()
+    store = world.open()
+    for stat in store.backend.list(""):
+        if not stat.key.startswith("features/"):
+            backend.create(stat.key, store.backend.get(stat.key))
+    return Store(backend)
