@@ -215,6 +215,8 @@ def expected_code(kind: str, damage: Callable[[Path], None], command: str) -> in
         return 0  # history ends there
     if kind == "catalogue" and damage is folder and command == "rebuild":
         return 7
+    if kind == "shard" and damage is missing and command == "ref-move":
+        return 4  # what was collected, or never arrived, gets no name
     if command in what.needed_by:
         # An empty folder in the place of a generation: nothing is listed there.
         return 4 if damage is missing or (kind == "earlier-ref" and damage is folder and command == "verify") else 3
