@@ -8,7 +8,9 @@ import sys
 import time
 from datetime import UTC, datetime
 
+import ckptstore
 from ckptstore.backends.owners import Owner, this_process
+from ckptstore.collection.exclusion import exclusive
 from ckptstore.format.keys import collection_key, lease_key
 from ckptstore.format.records import CollectionMarker, Lease
 from ckptstore.store import Store
@@ -52,3 +54,15 @@ def plant_marker(store: Store, owner: object, number: int = 1, ago: float = 0.0)
 def listed(store: Store, prefix: str) -> list[str]:
     """Keys below a prefix."""
     return [stat.key for stat in store.backend.list(prefix)]
+
+
+def twin(store: Store) -> Store:
+    """The same store, opened once more."""
+    return ckptstore.open(store.url)
+
+
+def collect_nothing(store: Store, age: int | None = None) -> tuple[str, ...]:
+    """Go in and out; what was taken away."""
+    with exclusive(store, break_leases_older_than=age) as guard:
+        guard.check()
+        return guard.broken
