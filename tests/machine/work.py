@@ -135,15 +135,18 @@ def pull_shard(world: World, source: str, target: str, root: Digest, shard: int,
 def move(world: World, name: str, ref: str, root: Digest | None, kill: Kill | None = None) -> str:
     """Let a ref name another root, an older one perhaps, or nothing."""
     held = world.held[name]
+    before = world.stores[name].refs.head(ref)
 
     def work(store: Store) -> object:
         return store.move_ref(ref, root, held.head(ref))
 
     done, told = world.do(work, [name], kill)
-    actual = world.stores[name].head(ref)
-    if done is not None or actual != held.head(ref):
-        assert actual == root
+    after = world.stores[name].refs.head(ref)
+    if after != before:  # also where it names what it named, or nothing, once more
+        assert after is not None
+        assert after.root == root
         world.named(held, ref, root)
+    assert done is None or after != before
     return told
 
 
