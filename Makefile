@@ -7,6 +7,8 @@ OPERATOR ?=
 SABOTAGE ?=
 PYTEST_ARGS ?=
 JOBS ?= 2
+DEEP_JOBS ?= 4
+EVERY ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,9 +41,9 @@ check: $(INSTALLED) ## ruff (lint and format) and mypy
 test: $(INSTALLED) ## the test suite; PYTEST_ARGS="-k name" narrows it
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
-deep: $(INSTALLED) ## the tests that take longer, with more S3 servers
+deep: $(INSTALLED) ## the tests that take longer, with more S3 servers; EVERY=1 leaves out no point of their sweeps
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements-deep.txt
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "deep and not gpu" -o timeout=1800 $(PYTEST_ARGS)
+	EVERY=$(EVERY) $(BIN)/python -m pytest -n $(DEEP_JOBS) --dist worksteal -m "deep and not gpu" -o timeout=1800 $(PYTEST_ARGS)
 
 lifecycle: $(INSTALLED) ## the whole experiment; OPERATOR=s3 (or a URL) SABOTAGE=1 PROFILE=demo OUT=directory
 	$(BIN)/python -m trainer lifecycle --profile '$(PROFILE)' $(if $(OUT),--out '$(OUT)') $(if $(OPERATOR),--operator '$(OPERATOR)') $(if $(filter-out 0,$(SABOTAGE)),--sabotage)

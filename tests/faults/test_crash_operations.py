@@ -21,6 +21,7 @@ from ckptstore.export import export_weights
 from tests.support import operations
 from tests.support.invariants import broken, inodes, temporaries
 from tests.support.operations import DELETING, OPERATIONS, STORES, Work
+from tests.support.sweeps import share
 from tests.support.syscalls import intercept, killed_at
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -95,10 +96,10 @@ def test_work_killed_at_some_call_can_be_done_again(base: Path, tmp_path: Path, 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_work_killed_at_any_call_can_be_done_again(base: Path, tmp_path: Path, name: str, late: bool) -> None:
-    """Before and after turn and turn about, so that every call is met in one of the two runs."""
+    """Before and after turn and turn about, so that a whole sweep meets every call in one of the two runs."""
     shutil.copytree(base, tmp_path / "whole")
     expected, calls = calls_of(OPERATIONS[name], tmp_path / "whole")
-    places = range(1 + late, calls + 1, 2)
+    places = share(range(1 + late, calls + 1, 2), name)
     killed = sum(check_crash(base, tmp_path / f"{n}", name, expected, n, late=late) for n in places)
     assert killed > len(places) * 0.9
 
