@@ -22,7 +22,7 @@ from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
 from trainer.compute import numerics, weights
 from trainer.compute.batch import Batch
-from trainer.compute.config import Recipe, partition
+from trainer.compute.config import Decoding, Recipe, partition
 from trainer.data import cohorts, conversations, families, tokenizer
 from trainer.data.cohorts import CONVERSATION, Cohorts, Document
 from trainer.data.draws import Draws
@@ -155,7 +155,9 @@ def _measure(
     asked = [one for one in documents if one.is_task][: profile.generate]
     if asked:
         prompts = [rendered.prompt(one.turns[:1]) for one in asked]
-        answers = generate.greedy(shard, group, prompts, cap=profile.token_cap, end=tokenizer.EOS, step=UPDATES)
+        cap = profile.token_cap
+        shape = Decoding.fitting(max(map(len, prompts)), cap, block=planning.BLOCK, slots=planning.SLOTS)
+        answers = generate.greedy(shard, group, prompts, decoding=shape, cap=cap, end=tokenizer.EOS, step=UPDATES)
         right = [
             families.check(one.turns[0], rendered.decode(answer.ids)) and answer.ended
             for one, answer in zip(asked, answers, strict=True)

@@ -17,7 +17,7 @@ from ckptstore.format.digest import Digest
 from tests.fuzz.files import HEADER_BOMBS
 from tests.fuzz.target import Target, Tree, dump_json, load_json
 from trainer.compute import weights
-from trainer.compute.config import PRESETS, Recipe
+from trainer.compute.config import PRESETS, Decoding, Recipe
 from trainer.compute.transport import Channel, Group, raw_bytes
 from trainer.data import cohorts, families, tokenizer
 from trainer.data.cohorts import Document
@@ -230,7 +230,14 @@ def _plans() -> list[bytes]:
         commits=(1, 3),
         drill=Drill(2, 1, "forward", 1, "kill"),
         timeouts=Timeouts(60, 60, 1, 3, 60),
-        evaluation=Evaluation((EvaluationSet("held", ("d",), 1),), (0, 3), 6, Criteria(("held",), (), 0.02, 0.99)),
+        evaluation=Evaluation(
+            sets=(EvaluationSet("held", ("d",), 1),),
+            after=(0, 3),
+            token_cap=6,
+            criteria=Criteria(("held",), (), 0.02, 0.99),
+            decoding=Decoding(8, 8, 24),
+            recomputed=1,
+        ),
     )
     return [made.encode()]
 

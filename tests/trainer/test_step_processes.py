@@ -21,7 +21,7 @@ UPDATES = 3
 
 def work(group: Any, compute: str) -> dict[str, Any]:
     """What one worker does and finds: updates, tensors and an evaluation."""
-    from trainer.compute.config import PRESETS, Recipe, partition
+    from trainer.compute.config import PRESETS, Decoding, Recipe, partition
     from trainer.compute.generate import Document, greedy, response_losses
     from trainer.compute.model import Shard, initialise
     from trainer.compute.step import Step, build_optimizer
@@ -34,7 +34,9 @@ def work(group: Any, compute: str) -> dict[str, Any]:
     step = Step(shard, build_optimizer(shard, recipe), group, owners, recipe)
     results = [step.run(update, batch(update)) for update in range(1, UPDATES + 1)]
     documents = [Document(tuple(range(10, 40 + i)), 20) for i in range(3)]
-    answers = greedy(shard, group, [d.ids[:20] for d in documents], cap=5, end=258, step=UPDATES)
+    answers = greedy(
+        shard, group, [d.ids[:20] for d in documents], decoding=Decoding(8, 4, 32), cap=5, end=258, step=UPDATES
+    )
     return {
         "exact": [result.exact for result in results],
         "bytes": [(result.sent_bytes, result.received_bytes) for result in results],

@@ -22,6 +22,8 @@ FINAL_NORM = "model.norm.weight"
 UNTIED_HEAD = "lm_head.weight"
 
 MOST_LAYERS = 10_000  # each has a table of its tensors, and a plan that somebody made says how many there are
+MOST_POSITIONS = 8_192  # of a text that is continued: what is ahead of each has a table, and a plan says how many
+MOST_ROWS = 8_192  # of a pass in decoding
 STORED_BYTES = 12  # a parameter in a checkpoint: FP32 weight and the two moments of Adam
 TRAINING_BYTES = 16  # the same in a worker's memory: the FP32 gradient as well
 
@@ -180,3 +182,28 @@ class Recipe:
     def rate_at(self, update: int) -> float:
         """Learning rate of ``update``, counted from 1."""
         return self.rate * min(update, self.warmup) / self.warmup if self.warmup else self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The shapes in which answers are decoded. A kernel is chosen by its shape, so they decide bits and are fixed.
+
+    A forward pass computes ``slots`` blocks of ``block`` positions each, against keys and values for ``positions``
+    positions, whatever of these is needed; what is not is padded or masked.
+    """
+
+    block: int
+    slots: int
+    positions: int
+
+    def __post_init__(self) -> None:
+        shapes = f"{self.slots} blocks of {self.block} in a pass, {self.positions} positions"
+        if min(self.block, self.slots, self.positions) < 1 or self.positions % self.block:
+            raise UsageError("decoding", f"{shapes}: each has to be at least 1, and positions a multiple of the block")
+        if self.positions > MOST_POSITIONS or self.slots * self.block > MOST_ROWS:
+            raise UsageError("decoding", f"{shapes}: more than {MOST_POSITIONS} positions or {MOST_ROWS} rows")
+
+    @staticmethod
+    def fitting(longest: int, cap: int, *, block: int, slots: int) -> Decoding:
+        """For prompts of at most ``longest`` tokens and answers of at most ``cap``."""
+        return Decoding(block, slots, -(-(longest + cap) // block) * block)

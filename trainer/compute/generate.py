@@ -1,25 +1,30 @@
 """Evaluation by the shards alone: losses of known answers, and greedy answers of the model's own.
 
-Every forward is one row of its own length, so a result depends on its prompt only, never on its company. Rows follow
-each other through the ranks, so all ranks work. Rank 0 has the head; it tells the others each result, and all end with
-the same values.
+A result depends on its own document or prompt only, never on its company: a loss is computed in a forward of one row
+of its own length, an answer in passes of one fixed shape (docs/decisions/0061-answers-in-fixed-blocks.md). Rows and
+passes follow each other through the ranks, so all ranks work. Rank 0 has the head; it tells the others each result, and
+all end with the same values.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum, inf, isfinite
 
 import torch
 from torch import Tensor
 
 from ckptstore.errors import UsageError
+from trainer.compute.cache import Cache
+from trainer.compute.config import Decoding
+from trainer.compute.decoding import Slot, Stream
 from trainer.compute.model import Shard
 from trainer.compute.transport import Channel, Group
 from trainer.errors import NotFiniteError
 
-_PACK = 8  # rows in one message
+_PACK = 8  # rows of losses in one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,60 +84,150 @@ def greedy(
     group: Group,
     prompts: Sequence[Sequence[int]],
     *,
+    decoding: Decoding,
     cap: int,
     end: int,
     step: int,
-    on_token: Callable[[int], None] | None = None,
+    cache: bool = True,
+    on_logits: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[Generation, ...]:
     """The likeliest continuation of each prompt, equal on all ranks; of equal logits the first token is taken.
 
-    The whole prefix is computed again for each token.
+    Every pass has the shapes of ``decoding``, and a row sees the same keys and values with a cache and without one, in
+    any company. So its logits are the same, bit for bit.
 
     Args:
+        decoding: shapes of a pass.
         cap: most tokens of an answer, the end token not counted as one.
         end: the token that ends an answer.
         step: how many updates the weights have seen.
-        on_token: called with the number of prompts still open after each round, for progress.
+        cache: compute full blocks once; without, the whole prefix is computed again for each token.
+        on_logits: called on rank 0 with the number of a prompt and the logits of its next token, FP32 [vocab], token
+            after token.
 
     Raises:
-        UsageError: an empty prompt, or a cap below 1.
+        UsageError: an empty prompt, a cap below 1, or too few positions for a prompt and its answer.
         NotFiniteError: a logit is NaN; names the prompt.
     """
-    if cap < 1 or not all(prompts):
-        raise UsageError(
-            "generation",
-            f"cap {cap}, shortest prompt {min(map(len, prompts), default=0)}",
-            "both have to be at least 1",
-        )
+    lengths = [len(prompt) for prompt in prompts]
+    if cap < 1 or not all(lengths):
+        why = f"cap {cap}, shortest prompt {min(lengths, default=0)}"
+        raise UsageError("generation", why, "both have to be at least 1")
+    if max(lengths, default=0) + cap > decoding.positions:
+        why = f"a prompt of {max(lengths)} tokens and an answer of {cap} are more than {decoding.positions} positions"
+        raise UsageError("generation", why, "use a plan whose decoding has enough positions")
     texts = [list(prompt) for prompt in prompts]
-    ended = [False] * len(texts)
-    margins = [float("inf")] * len(texts)
-    live = list(range(len(texts)))
+    ended, margins = [False] * len(texts), [inf] * len(texts)
+    # As many streams as ranks: while a pass of one is at a rank, those of the others are at other ranks.
+    streams = [range(first, len(texts), group.world) for first in range(min(group.world, len(texts)))]
+    passes = _Passes(shard, group, decoding, texts, step, rooms=len(streams) * decoding.slots)
+    failed: int | None = None
     with shard.holding_casts():
-        for slot in range(cap):
-            if not live:
-                break
-            chosen = [0] * len(live)
-            for at, hidden, _ in _rows(shard, group, [texts[i] for i in live], step):
-                logits = shard.logits(hidden[0, -1])
-                top = logits.topk(2).values.tolist()
-                chosen[at] = int(logits.argmax()) if all(map(isfinite, top)) else -1
-                margins[live[at]] = min(margins[live[at]], top[0] - top[1])
-            for i, token in zip(live, group.broadcast_words(chosen, step, slot), strict=True):
+        flying: deque[tuple[Stream, _Pass]] = deque()
+        for number, cases in enumerate(streams):
+            rooms = range(number * decoding.slots, (number + 1) * decoding.slots)
+            stream = Stream(texts, cases, rooms, decoding, cache=cache)
+            flying.append((stream, passes.begin(stream.slots())))
+        while flying:
+            stream, begun = flying.popleft()
+            for slot, token, logits in passes.finish(begun):
+                case = slot.case
                 if token < 0:
-                    raise NotFiniteError(f"logits of prompt {i} after {step} updates", "they are not numbers")
-                ended[i] = token == end
-                if not ended[i]:
-                    texts[i].append(token)
-            live = [i for i in live if not ended[i]]
-            if on_token is not None:
-                on_token(len(live))
+                    failed = case if failed is None else failed
+                    continue
+                if logits is not None:
+                    top = logits.topk(2).values.tolist()
+                    margins[case] = min(margins[case], top[0] - top[1])
+                    if on_logits is not None:
+                        on_logits(case, logits)
+                ended[case] = token == end
+                stream.take(case, token, ended=ended[case] or len(texts[case]) + 1 == lengths[case] + cap)
+            # What is on its way still arrives, so that nothing is left in the group.
+            if failed is None and (slots := stream.slots()):
+                flying.append((stream, passes.begin(slots)))
+    if failed is not None:
+        raise NotFiniteError(f"logits of prompt {failed} after {step} updates", "they are not numbers")
     margins = list(group.broadcast_numbers(margins, step, cap))
     group.drain()
     return tuple(
-        Generation(tuple(text[len(prompt) :]), done, margin)
-        for prompt, text, done, margin in zip(prompts, texts, ended, margins, strict=True)
+        Generation(tuple(text[length : len(text) - done]), done, margin)
+        for text, length, done, margin in zip(texts, lengths, ended, margins, strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A pass on its way: its number, its slots, and on a single rank the rows that choose, [slots, hidden]."""
+
+    number: int
+    slots: tuple[Slot, ...]
+    rows: Tensor | None
+
+
+class _Passes:
+    """Takes blocks through all shards: embedding on rank 0, layers on each, the head on rank 0 again."""
+
+    def __init__(
+        self, shard: Shard, group: Group, decoding: Decoding, texts: Sequence[list[int]], step: int, *, rooms: int
+    ) -> None:
+        self._shard, self._group, self._decoding, self._texts, self._step = shard, group, decoding, texts, step
+        self._cache = Cache(shard, decoding, rooms, group.device)
+        self._number = 0
+
+    def begin(self, slots: tuple[Slot, ...]) -> _Pass:
+        """This rank's layers of the next pass."""
+        number, group, shape = self._number, self._group, self._decoding
+        self._number += 1
+        if group.rank == 0:
+            x = self._shard.embed(self._ids(slots))
+        else:
+            sides = (shape.slots, shape.block, self._shard.cfg.hidden)
+            x = group.recv(sides, self._shard.dtype, group.rank - 1, Channel.ACTIVATION, self._step, number)
+        x = self._shard.blocks(x, *self._cache.at(slots))
+        if group.rank < group.world - 1:
+            group.send(x, group.rank + 1, Channel.ACTIVATION, self._step, number)
+            return _Pass(number, slots, None)
+        last = [slot.last or 0 for slot in slots] + [0] * (shape.slots - len(slots))
+        rows = x[torch.arange(shape.slots, device=x.device), torch.tensor(last, device=x.device)]
+        if group.rank and _choosing(slots):
+            group.send(rows, 0, Channel.ACTIVATION, self._step, number)
+        return _Pass(number, slots, rows)
+
+    def finish(self, begun: _Pass) -> list[tuple[Slot, int, Tensor | None]]:
+        """The tokens chosen in a pass, -1 for one that has no numbers to choose by; on rank 0 with their logits."""
+        choosing, group = _choosing(begun.slots), self._group
+        if not choosing:
+            return []
+        tokens, logits = [0] * len(choosing), None
+        if group.rank == 0:
+            rows = begun.rows
+            if rows is None:
+                sides = (self._decoding.slots, self._shard.cfg.hidden)
+                rows = group.recv(
+                    sides, self._shard.dtype, group.world - 1, Channel.ACTIVATION, self._step, begun.number
+                )
+            logits = self._shard.logits(rows)
+            best, finite = logits.argmax(-1).tolist(), logits.amax(-1).isfinite().tolist()
+            tokens = [best[at] if finite[at] else -1 for at in choosing]
+        words = group.broadcast_words(tokens, self._step, begun.number)
+        return [
+            (begun.slots[at], token, None if logits is None else logits[at])
+            for at, token in zip(choosing, words, strict=True)
+        ]
+
+    def _ids(self, slots: Sequence[Slot]) -> Tensor:
+        """Token ids of the blocks, int64 [slots, block], padded with token 0."""
+        size = self._decoding.block
+        rows = [self._texts[slot.case][slot.block * size : (slot.block + 1) * size] for slot in slots]
+        rows += [[]] * (self._decoding.slots - len(slots))
+        return torch.tensor(
+            [row + [0] * (size - len(row)) for row in rows], dtype=torch.int64, device=self._group.device
+        )
+
+
+def _choosing(slots: Sequence[Slot]) -> list[int]:
+    """Which of the slots have the last row of their text."""
+    return [at for at, slot in enumerate(slots) if slot.last is not None]
 
 
 def _rows(shard: Shard, group: Group, rows: Sequence[Sequence[int]], step: int) -> Iterator[tuple[int, Tensor, Tensor]]:

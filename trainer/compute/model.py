@@ -8,7 +8,7 @@ the shard.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -22,9 +22,15 @@ from trainer.compute.config import Config, owned_tensors
 
 Cast = Callable[[Tensor], Tensor]
 
+Keep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Keeps new keys and values [B, kv_heads, T, D]; returns those that the queries see, [B, kv_heads, L, D]."""
+
 
 class Places(NamedTuple):
-    """Positions as attention needs them: rotary cosines and sines, FP32 [T, head_dim]; what is ahead, bool [T, T]."""
+    """Positions as attention needs them, for T queries and L keys.
+
+    Rotary cosines and sines, FP32 [..., T, head_dim]; which keys are ahead of a query, bool [..., T, L].
+    """
 
     cos: Tensor
     sin: Tensor
@@ -54,13 +60,15 @@ class Attention(nn.Module):
         self.v_proj = Weight(kv, cfg.hidden)
         self.o_proj = Weight(cfg.hidden, cfg.hidden)
 
-    def forward(self, x: Tensor, places: Places, cast: Cast) -> Tensor:
+    def forward(self, x: Tensor, places: Places, cast: Cast, keep: Keep | None = None) -> Tensor:
         b, t, _ = x.shape
         q = F.linear(x, cast(self.q_proj.weight)).view(b, t, self.heads, self.head_dim).transpose(1, 2)
         k = F.linear(x, cast(self.k_proj.weight)).view(b, t, self.kv_heads, self.head_dim).transpose(1, 2)
         v = F.linear(x, cast(self.v_proj.weight)).view(b, t, self.kv_heads, self.head_dim).transpose(1, 2)
-        q, k = _rotate(q, places), self._spread(_rotate(k, places))
-        scores = (q @ k.transpose(-1, -2)).float() * self.head_dim**-0.5
+        q, k = _rotate(q, places), _rotate(k, places)
+        if keep is not None:
+            k, v = keep(k, v)
+        scores = (q @ self._spread(k).transpose(-1, -2)).float() * self.head_dim**-0.5
         shares = scores.masked_fill(places.future, -torch.inf).softmax(-1).to(x.dtype)
         mixed = (shares @ self._spread(v)).transpose(1, 2).reshape(b, t, -1)
         return F.linear(mixed, cast(self.o_proj.weight))
@@ -97,8 +105,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Weight(cfg.hidden)
         self.mlp = FeedForward(cfg)
 
-    def forward(self, x: Tensor, places: Places, cast: Cast) -> Tensor:
-        x = x + self.self_attn(_rms_norm(x, self.input_layernorm.weight, self.eps), places, cast)
+    def forward(self, x: Tensor, places: Places, cast: Cast, keep: Keep | None = None) -> Tensor:
+        x = x + self.self_attn(_rms_norm(x, self.input_layernorm.weight, self.eps), places, cast, keep)
         out: Tensor = x + self.mlp(_rms_norm(x, self.post_attention_layernorm.weight, self.eps), cast)
         return out
 
@@ -161,12 +169,24 @@ class Shard(nn.Module):
 
     def body(self, x: Tensor, *, recompute: bool = False) -> Tensor:
         """Hidden states [B, T, hidden] through the owned layers; ``recompute`` keeps only their inputs for backward."""
-        places = _places(x.shape[1], self.cfg.head_dim, self.cfg.rope_theta, x.device)
+        places = make_places(self.cfg, x.shape[1], x.device)
         for layer in self.model.layers.values():
             if recompute:
                 x = checkpoint(self.layer, layer, x, places, use_reentrant=False, preserve_rng_state=True)
             else:
                 x = self.layer(layer, x, places)
+        return x
+
+    def blocks(self, x: Tensor, places: Places, keeps: Sequence[Keep]) -> Tensor:
+        """As :meth:`body`, for rows that also see keys and values of rows that came before them.
+
+        Args:
+            x: hidden states [B, T, hidden] of B pieces of texts, of T positions each.
+            places: where these stand: shapes [B, 1, T, head_dim] and [B, 1, T, L].
+            keeps: one for each owned layer, in order.
+        """
+        for layer, keep in zip(self.model.layers.values(), keeps, strict=True):
+            x = layer(x, places, self._cast, keep)
         return x
 
     def layer(self, layer: nn.Module, x: Tensor, places: Places) -> Tensor:
@@ -226,9 +246,10 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
-def _places(length: int, dim: int, theta: float, device: torch.device) -> Places:
+def make_places(cfg: Config, length: int, device: torch.device) -> Places:
     """For positions 0 to ``length``; angles are made in FP64 on the CPU, so they hardly depend on the machine."""
-    rates = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
+    dim = cfg.head_dim
+    rates = cfg.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), rates).repeat(1, 2)
     future = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
     return Places(angles.cos().float().to(device), angles.sin().float().to(device), future)

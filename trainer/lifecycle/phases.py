@@ -15,7 +15,7 @@ from pathlib import Path
 import ckptstore
 from ckptstore import Digest, Store
 from trainer.data.tokenizer import TEMPLATE
-from trainer.lifecycle import admission, replay
+from trainer.lifecycle import admission, replay, scored
 from trainer.lifecycle.access import Access
 from trainer.lifecycle.commits import REFERENCE, Committed, commit_by_way_of_hosts, commit_reference
 from trainer.lifecycle.drill import lose_host
@@ -27,7 +27,6 @@ from trainer.lifecycle.requests import Ledger
 from trainer.lifecycle.staging import Staging, stage
 from trainer.preparation import staged
 from trainer.preparation.prepare import choose_compute, prepare
-from trainer.scoring.evaluation import Result, require_equal
 from trainer.workers.group import LaunchedGroup, Said
 from trainer.workers.hosts import STORE, Host, clear
 from trainer.workers.launch import Launch
@@ -216,25 +215,16 @@ class Lifecycle:
                 root = steps[step]
                 group.tell(Start() if root is None else Restore(root, STORE))
                 events = group.tell(Evaluate(step))
-                found = {f"shard {shard}": Result.parse(e["result"].encode()) for shard, e in enumerate(events)}
-                digest = require_equal(found)
-                result = record.results[step] = found["shard 0"]
-                require("update that was evaluated", step, result.update)
-                seconds = events[0]["answers_ms"] / 1000
-                record.evaluations.append(
-                    {
-                        "update": step,
-                        "root": None if root is None else str(root),
-                        "digest": str(digest),
-                        "workers": {name: str(one.digest) for name, one in found.items()},
-                        "tokens": events[0]["tokens"],
-                        "tokens_per_second": events[0]["tokens"] / seconds if seconds else 0.0,
-                        "smallest_margin": events[0]["margin"],
-                    }
-                )
+                result, entry = scored.agreed(step, root, events)
+                record.results[step] = result
+                record.evaluations.append(entry)
                 scores = ", ".join(f"{one.name} {one.mean:.5f}" for one in result.sets)
                 correct = ", ".join(f"{one.correct}/{len(one.answers)}" for one in result.sets if one.answers)
                 self.journal.say(f"after update {step}: loss {scores}; correct {correct}; equal on all workers")
+                again = entry["recomputed"]
+                text = f"KV cache equals recomputation: {again['logits']} logits of {again['cases']} cases"
+                text += f"; {entry['tokens_per_second']:.0f} tokens a second with it"
+                self.journal.say(f"{text}, {again['tokens_per_second']:.0f} without")
             self._close(group)
 
     def clean_up(self) -> None:

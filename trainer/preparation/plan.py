@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ckptstore.errors import MalformedError, NotFoundError
 from ckptstore.format.digest import Digest
-from trainer.compute.config import Config, Ownership, Recipe, partition
+from trainer.compute.config import Config, Decoding, Ownership, Recipe, partition
 from trainer.compute.numerics import PROFILES
 from trainer.preparation import records
 
@@ -132,12 +132,18 @@ class Criteria:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is scored after which updates (0 is the start), and how many tokens an answer may have."""
+    """What is scored after which updates (0 is the start), and how many tokens an answer may have.
+
+    Answers are decoded in the shapes of ``decoding``; the first ``recomputed`` of each set a second time, without a
+    cache.
+    """
 
     sets: tuple[EvaluationSet, ...]
     after: tuple[int, ...]
     token_cap: int
     criteria: Criteria
+    decoding: Decoding
+    recomputed: int
 
 
 @dataclass(frozen=True, slots=True)

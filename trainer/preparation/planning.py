@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ckptstore.errors import UsageError
 from ckptstore.format.digest import Digest
-from trainer.compute.config import DEFAULT_CUTS, PRESETS, Config, Recipe
+from trainer.compute.config import DEFAULT_CUTS, PRESETS, Config, Decoding, Recipe
 from trainer.data.cohorts import Cohorts, Counts, Document
 from trainer.data.conversations import Conversation
 from trainer.data.draws import Draws
@@ -30,6 +30,8 @@ from trainer.preparation.plan import (
 )
 
 PHASE_ONE, PHASE_TWO = "phase-one", "phase-two"
+BLOCK, SLOTS = 8, 8  # positions in a block and blocks in a pass, where answers are decoded (decision 0061)
+RECOMPUTED = 2  # answers of each set that are decoded a second time, without a cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ def make_plan(
         commits=(per_phase // 2, per_phase, 2 * per_phase),
         drill=Drill(drill.update, drill.microbatch, drill.after, drill.shard, mode),
         timeouts=profile.timeouts,
-        evaluation=_evaluation(profile, cohorts),
+        evaluation=_evaluation(profile, cohorts, tokenizer),
     )
 
 
@@ -193,9 +195,11 @@ def _denominator(
     return fsum(weights[name] for name in names for learned in encoded[name].learned if learned)
 
 
-def _evaluation(profile: Profile, cohorts: Cohorts) -> Evaluation:
+def _evaluation(profile: Profile, cohorts: Cohorts, tokenizer: ByteTokenizer) -> Evaluation:
     per_phase = profile.updates_per_phase
     sets = (("test-a", cohorts.test_a, profile.generate), ("test-b", cohorts.test_b, profile.generate))
+    asked = [document for _, documents, generate in sets for document in documents[:generate]]
+    longest = max((len(tokenizer.prompt(document.turns[:-1])) for document in asked), default=0)
     return Evaluation(
         sets=tuple(
             EvaluationSet(name, tuple(document.name for document in documents), generate)
@@ -204,4 +208,6 @@ def _evaluation(profile: Profile, cohorts: Cohorts) -> Evaluation:
         after=(0, per_phase, 2 * per_phase),
         token_cap=profile.token_cap,
         criteria=Criteria(("test-a", "test-b"), ("retention",), profile.retention_margin, 0.99),
+        decoding=Decoding.fitting(longest, profile.token_cap, block=BLOCK, slots=SLOTS),
+        recomputed=RECOMPUTED,
     )

@@ -101,6 +101,17 @@ def asked_documents(plan: Plan) -> tuple[str, ...]:
     return tuple(name for one in plan.evaluation.sets for name in one.documents[: one.generate])
 
 
+def recomputed_answers(plan: Plan) -> tuple[int, ...]:
+    """Which of :func:`asked_documents`, counted from 0, are answered a second time without a cache."""
+    found: list[int] = []
+    first = 0
+    for one in plan.evaluation.sets:
+        asked = min(one.generate, len(one.documents))
+        found += range(first, first + min(plan.evaluation.recomputed, asked))
+        first += asked
+    return tuple(found)
+
+
 def make_result(
     inputs: Inputs, update: int, losses: Sequence[float], generated: Sequence[tuple[Sequence[int], bool]]
 ) -> Result:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import ckptstore
 from ckptstore import Attempt, Cursor, Digest, TrainingState
 from ckptstore.errors import RefusedError, UsageError
-from trainer.compute import generate, numerics, weights
+from trainer.compute import generate, numerics, recomputation, weights
 from trainer.compute.model import Shard
 from trainer.compute.step import Step, build_optimizer
 from trainer.compute.transport import Group
@@ -28,7 +28,7 @@ from trainer.data.tokenizer import EOS
 from trainer.errors import CursorError
 from trainer.preparation import inputs as prepared
 from trainer.preparation import prepare, staged
-from trainer.scoring.evaluation import asked_documents, make_result, scored_documents
+from trainer.scoring.evaluation import asked_documents, make_result, recomputed_answers, scored_documents
 from trainer.workers.events import Emitter
 from trainer.workers.exits import HOLD_EXPIRED
 from trainer.workers.orders import Arm, Evaluate, Flip, Hold, Order, Restore, Save, Start, Train
@@ -211,8 +211,18 @@ class Session:
         losses = generate.response_losses(self.shard, self.group, documents, order.update)
         scored = time.perf_counter()
         prompts = [self.inputs.prompt(name) for name in asked_documents(self.plan)]
-        cap = self.plan.evaluation.token_cap
-        answers = generate.greedy(self.shard, self.group, prompts, cap=cap, end=EOS, step=order.update)
+        asked = self.plan.evaluation
+        answers, again = recomputation.answer(
+            self.shard,
+            self.group,
+            prompts,
+            recomputed_answers(self.plan),
+            decoding=asked.decoding,
+            cap=asked.token_cap,
+            end=EOS,
+            step=order.update,
+        )
+        answered = time.perf_counter() - again.seconds
         result = make_result(self.inputs, order.update, losses, [(answer.ids, answer.ended) for answer in answers])
         self.events.emit(
             "evaluated",
@@ -222,7 +232,14 @@ class Session:
             margin=min(answer.margin for answer in answers),
             tokens=sum(len(answer.ids) for answer in answers),
             losses_ms=1000 * (scored - began),
-            answers_ms=1000 * (time.perf_counter() - scored),
+            answers_ms=1000 * (answered - scored),
+            recomputed={
+                "cases": again.cases,
+                "tokens": again.tokens,
+                "steps": again.steps,
+                "differs": again.differs,
+                "ms": 1000 * again.seconds,
+            },
         )
 
     def _on_op(self, update: int, microbatch: int, kind: str) -> None:
