@@ -35,6 +35,17 @@ def test_64_documents_of_each_set_are_scored_and_16_of_each_task_set_answered() 
     ]
 
 
+def test_one_answer_of_each_task_set_is_computed_a_second_time() -> None:
+    assert evaluation.recomputed_answers(demo_plan()) == (0, 16)
+    assert [ASKED[number] for number in (0, 16)] == ["test-a-00", "test-b-00"]
+
+
+def test_there_are_positions_for_every_prompt_and_its_answer() -> None:
+    asked, inputs = demo_plan().evaluation, demo_inputs()
+    longest = max(len(inputs.prompt(name)) for name in ASKED)
+    assert 0 <= asked.decoding.positions - longest - asked.token_cap < asked.decoding.block
+
+
 def test_a_result_comes_back_with_every_bit_of_its_losses() -> None:
     result = _result()
     again = Result.parse(result.encode())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptstore.errors import UsageError
+from ckptstore.errors import MalformedError, UsageError
 from trainer.preparation.plan import Criteria
 from trainer.scoring.evaluation import Answer, Loss, Result, SetResult
 from trainer.scoring.statistics import Verdict, compare, outcomes, paired, verdict
@@ -46,6 +46,58 @@ def test_the_published_bound_comes_out() -> None:
     before = [1.0] * 64
     after = [1.05305 + (swing if i % 2 else -swing) for i in range(64)]
     assert round(paired(_losses(before), _losses(after), 0.99).upper, 5) == 0.06398
+
+
+# Mean loss over 64 documents, and right answers of 16: starting weights, step 32 and step 64 of the published run.
+PUBLISHED = {
+    "test-a": ((0.14408, 0.19811, 0.18319), 12),
+    "test-b": ((0.14574, 0.20660, 0.18456), 11),
+    "retention": ((0.54436, 0.55522, 0.59741), None),
+}
+DEVIATION = 0.0376  # of the differences of retention from start to end, which the published bound implies
+
+
+def _published(stage: int) -> Result:
+    """A result with the published means, whose retention differs from the start by +-DEVIATION in turn."""
+    swing = DEVIATION * sqrt(63 / 64) * (stage > 0)
+    sets = []
+    for name, (means, correct) in PUBLISHED.items():
+        losses = [means[stage] + (swing if i % 2 else -swing) * (name == "retention") for i in range(64)]
+        answers = () if correct is None else _answers([i < correct for i in range(16)])
+        sets.append(SetResult(name, _losses(losses), answers))
+    return Result(32 * stage, tuple(sets))
+
+
+def test_the_published_run_is_not_promoted() -> None:
+    criteria = Criteria(("test-a", "test-b"), ("retention",), 0.02, 0.99)
+    compared = compare(_published(0), _published(2), criteria.confidence)
+    a, b, retention = (one.loss for one in compared)
+    assert [round(one.mean, 5) for one in (a, b, retention)] == [0.03911, 0.03882, 0.05305]
+    assert round(retention.upper, 5) == 0.06398
+    assert [(one.outcomes.before, one.outcomes.wins, one.outcomes.losses) for one in compared if one.outcomes] == [
+        (12, 0, 0),
+        (11, 0, 0),
+    ]
+    found = verdict(criteria, compared)
+    assert not found.promote
+    assert found.reasons == (
+        "loss on test-a did not fall: +0.03911 (upper bound +0.03911)",
+        "loss on test-b did not fall: +0.03882 (upper bound +0.03882)",
+        "loss on retention +0.05305 (upper bound +0.06398, margin +0.02000)",
+    )
+
+
+def test_the_published_second_cohort_lowered_the_losses_of_tasks_and_raised_retention() -> None:
+    signs = [one.loss.mean > 0 for one in compare(_published(1), _published(2), 0.99)]
+    assert signs == [False, False, True]
+
+
+@pytest.mark.parametrize("changes", [{"confidence": 1.0}, {"confidence": 0.4}, {"margin": -0.1}])
+def test_criteria_that_bound_nothing_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(MalformedError):
+        replace(CRITERIA, **changes)
+    with pytest.raises(MalformedError, match="anything would be promoted"):
+        replace(CRITERIA, better=(), kept=())
 
 
 def test_wins_losses_and_ties_are_counted_case_by_case() -> None:

@@ -114,6 +114,11 @@ class EvaluationSet:
     documents: tuple[str, ...]
     generate: int
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.generate <= len(self.documents):
+            why = f"{self.generate} answers of {len(self.documents)} documents"
+            raise MalformedError(f"evaluation set {self.name!r:.40}", why)
+
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
@@ -128,6 +133,12 @@ class Criteria:
     kept: tuple[str, ...]
     margin: float
     confidence: float
+
+    def __post_init__(self) -> None:
+        if not (self.better or self.kept):
+            raise MalformedError("criteria", "they name no set, so anything would be promoted")
+        if not (0.5 <= self.confidence < 1 and self.margin >= 0):
+            raise MalformedError("criteria", f"confidence {self.confidence} or margin {self.margin} is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,10 @@ class Evaluation:
     criteria: Criteria
     decoding: Decoding
     recomputed: int
+
+    def __post_init__(self) -> None:
+        if self.token_cap < 1 or self.recomputed < 0:
+            raise MalformedError("evaluation", f"answers of {self.token_cap} tokens, {self.recomputed} a second time")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from trainer.preparation.plan import (
 )
 
 PHASE_ONE, PHASE_TWO = "phase-one", "phase-two"
-BLOCK, SLOTS = 8, 8  # positions in a block and blocks in a pass, where answers are decoded (decision 0061)
-RECOMPUTED = 2  # answers of each set that are decoded a second time, without a cache
+BLOCK, SLOTS = 4, 16  # positions in a block and blocks in a pass, where answers are decoded (decision 0061)
+RECOMPUTED = 1  # answer of each set that is decoded a second time, without a cache
 
 
 @dataclass(frozen=True, slots=True)
