@@ -43,7 +43,7 @@ def _named(text: str) -> Storage:
     if kind == "postgresql" and driver in ("", "psycopg"):
         return Postgres(url.set(drivername="postgresql+psycopg"))
     if kind == "sqlite" and not driver:
-        return SqliteFile(_path_of(url))
+        return SqliteFile(_path_of(url), given=True)
     raise CatalogueError("catalogue", f"{url.drivername!r:.40} is no kind of URL that can be used", _SUPPORTED)
 
 

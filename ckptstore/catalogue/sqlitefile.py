@@ -9,7 +9,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,11 @@ from ckptstore.catalogue.errors import AGAIN, REBUILD, CatalogueError
 from ckptstore.catalogue.storage import Values
 from ckptstore.errors import ConflictError, NotFoundError, ReadOnlyError, RefusedError
 
+_HEADER = 100
+"""Length of the header of an SQLite file in bytes."""
+
+_OTHER = "name another file for the catalogue, or remove this one if nobody misses it"
+
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 # A write-ahead log needs memory that all processes share and locks that hold, which no network file system promises.
@@ -35,11 +40,17 @@ _SHARES_MEMORY = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x010219
 
 
 class SqliteFile:
-    """The file at ``path``, of one store; a :class:`~ckptstore.catalogue.storage.Storage`."""
+    """The file at ``path``, of one store; a :class:`~ckptstore.catalogue.storage.Storage`.
 
-    def __init__(self, path: Path, *, scratch: bool = False) -> None:
-        """``scratch``: nobody else knows of it, and it is not missed after a crash."""
+    Args:
+        path: where it is.
+        given: somebody named the file, which may be one of his own; else it lies where only catalogues do.
+        scratch: nobody else knows of it, and it is not missed after a crash.
+    """
+
+    def __init__(self, path: Path, *, given: bool = False, scratch: bool = False) -> None:
         self.path = path
+        self._given = given
         self._scratch = scratch
 
     @property
@@ -61,6 +72,8 @@ class SqliteFile:
     def replacement(self, store: str) -> Iterator[_Replacement]:
         """See :meth:`Storage.replacement`."""
         new = self.path.with_name(f"{self.path.name}.new")
+        if self._given:
+            _check_replaceable(self.path)
         with _alone(self.path):
             _remove(new)
             yield _Replacement(self.path, SqliteFile(new, scratch=True))
@@ -68,7 +81,11 @@ class SqliteFile:
     def explain(self, error: Exception) -> tuple[str, str] | None:
         """See :meth:`Storage.explain`."""
         if isinstance(error, (SQLAlchemyError, sqlite3.Error)):
-            return str(getattr(error, "orig", error)), AGAIN if _is_busy(error) else REBUILD
+            hint = AGAIN if _is_busy(error) else REBUILD
+            if self._given and not _is_busy(error):
+                with suppress(OSError):
+                    hint = REBUILD if _is_replaceable(self.path) else _OTHER
+            return str(getattr(error, "orig", error)), hint
         return None
 
     def _prepare(self, session: _Session, store: str) -> None:
@@ -79,6 +96,8 @@ class SqliteFile:
             used = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one()
         new = (application, version, used) == (0, 0, 0) and writable
         if not new:
+            if self._given and application != tables.APPLICATION:
+                raise _foreign(self.path)
             tables.check(self.name, application, version)
             with session.reading() as connection:
                 found = _schema(connection)
@@ -146,6 +165,31 @@ def is_there(path: Path) -> bool:
     if not stat.S_ISREG(mode):
         raise RefusedError(f"file {path}", "it is not a regular file", "remove it")
     return True
+
+
+def _check_replaceable(path: Path) -> None:
+    """CatalogueError if the file is none whose place a catalogue may take; NotFoundError if its folder is not there."""
+    if not path.parent.is_dir():
+        raise NotFoundError(f"folder {path.parent}", "there is no such directory", "make it, or name another place")
+    if is_there(path) and not _is_replaceable(path):
+        raise _foreign(path)
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether a file is a catalogue, or has no content: a process that made one may have died over it.
+
+    What a database says of itself stands in its first 100 bytes (sqlite.org/fileformat.html, 1.3). One of a single page
+    has no table.
+    """
+    with open(path, "rb") as stream:
+        head = stream.read(_HEADER)
+    application, page = int.from_bytes(head[68:72], "big"), int.from_bytes(head[16:18], "big")
+    is_new = application == 0 and path.stat().st_size <= page
+    return not head or (head[:16] == b"SQLite format 3\0" and (is_new or application == tables.APPLICATION))
+
+
+def _foreign(path: Path) -> CatalogueError:
+    return CatalogueError(f"catalogue {path}", "it is no catalogue of this program, and stays as it is", _OTHER)
 
 
 def is_writable(path: Path) -> bool:

@@ -133,3 +133,56 @@ def _damage_and_rebuild(store: Store, damage: Callable[[bytes, Random], bytes], 
     assert store.verify("main").ok
     store.catalogue().rebuild()
     assert rows(store) == before
+
+
+def somebodys_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript("CREATE TABLE precious (a); INSERT INTO precious VALUES (1)")
+    connection.close()
+
+
+@pytest.mark.parametrize("kind", ["database", "text", "link", "folder"])
+def test_a_file_that_is_no_catalogue_is_never_replaced_by_one(store: Store, tmp_path: Path, kind: str) -> None:
+    """A kind of loss: a URL with a slip in it names a file that somebody needs."""
+    path, other = tmp_path / "mine", tmp_path / "other"
+    if kind == "database":
+        somebodys_database(path)
+    elif kind == "text":
+        path.write_text("precious")
+    elif kind == "link":
+        somebodys_database(other)
+        path.symlink_to(other)
+    else:
+        path.mkdir()
+    before = {found: found.read_bytes() for found in (path, other) if found.is_file()}
+    with store.catalogue(f"sqlite:///{path}") as catalogue:
+        for look in (catalogue.rebuild, catalogue.update):
+            with pytest.raises(CatalogueError) as caught:
+                look()
+            assert "rebuild" not in caught.value.hint
+    assert {found: found.read_bytes() for found in (path, other) if found.is_file()} == before
+    assert (path.is_symlink(), path.is_dir()) == (kind == "link", kind == "folder")
+
+
+@pytest.mark.parametrize("kind", ["none", "empty", "new", "old"])
+def test_a_named_file_without_content_or_with_a_catalogue_is_replaced(store: Store, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "named.sqlite"
+    if kind == "empty":
+        path.touch()
+    elif kind == "new":
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA journal_mode=wal")
+        connection.close()
+    elif kind == "old":
+        with store.catalogue(f"sqlite:///{path}") as catalogue:
+            catalogue.update()
+    with store.catalogue(f"sqlite:///{path}") as catalogue:
+        assert catalogue.rebuild()["checkpoints"] == 2
+        assert not catalogue.stale()
+
+
+def test_the_folder_of_a_catalogue_that_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
+    with store.catalogue(f"sqlite:///{tmp_path}/gone/file") as catalogue:
+        with pytest.raises(CatalogueError, match=r"gone: there is no such directory") as caught:
+            catalogue.rebuild()
+        assert "make it" in caught.value.hint
