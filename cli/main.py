@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if sys.platform == "win32":
         sys.stderr.write(f"{PROGRAM}: Windows is not supported; use Linux, macOS or WSL\n")
         raise SystemExit(5)
+    _open_missing_streams()
     give_back_large_blocks()
     raise SystemExit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
@@ -40,8 +42,14 @@ def run(arguments: Sequence[str]) -> int:
         return 141
     except OSError as error:
         _discard_stdout()
-        what = "the system failed"
-        return _say(arguments, {"error": "backend", "what": what, "why": str(error), "hint": ""}, 7)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        told = {"error": "no-space" if is_full else "backend", "what": "the system failed", "why": str(error)}
+        # The store's own calls never end here; what has no name is standard output, or the directory that we are in.
+        hint = "look at what is named there, and run it again"
+        if error.filename is None:
+            is_gone = error.errno == errno.ENOENT
+            hint = "go to a directory that is there" if is_gone else "look at where the output goes, and run it again"
+        return _say(arguments, {**told, "hint": hint}, 8 if is_full else 7)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -110,6 +118,18 @@ def _say(arguments: Sequence[str], error: Mapping[str, str], code: int) -> int:
     from . import output
 
     return output.error(error, code, as_json="--json" in arguments)
+
+
+def _open_missing_streams() -> None:
+    """Let every standard stream be something. What is opened in place of a closed one would else be a file of a store,
+    and take what somebody says on standard error."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _discard_stdout() -> None:

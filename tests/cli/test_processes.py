@@ -95,9 +95,25 @@ def test_an_output_that_cannot_be_written_is_told(built: Stores) -> None:
             timeout=60,
             check=False,
         )
-    assert child.returncode == 7
+    assert child.returncode == 8
     assert len(child.stderr.splitlines()) == 1
     assert "No space left" in child.stderr
+    assert "look at where the output goes" in child.stderr
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_is_no_file_of_a_store(closed: str, built: Stores) -> None:
+    """What is opened first gets the number of standard error, and whatever a library says there."""
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    child = subprocess.run(
+        [*shell, "verify", "nothing", "--store", built.path],
+        capture_output=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == 4
 
 
 @pytest.mark.parametrize(
