@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from ckptstore.backends.durable import discard, storage_errors, sync, write_temporary
 from ckptstore.backends.folders import Folders
@@ -24,15 +24,17 @@ def temporary(folders: Folders, what: str, data: Buffer, *, mode: int = _FILE_MO
     """(Descriptor of the temporaries' folder, name) of a new synced and closed file with the bytes ``data``.
 
     Its name is its owner and a nonce, its mode by default read-only. It is removed at the end, and whatever other names
-    it has got stay.
+    it has got stay. What the block itself raises is passed on as it is: it happened elsewhere.
 
     Raises:
         NoSpaceError, ReadOnlyError, BackendError: ``what`` failed, and the file is gone.
     """
     place = folders.path / TEMPORARIES
-    with storage_errors(what, place, needed=memoryview(data).nbytes), folders.opened((TEMPORARIES,), make=True) as fd:
-        name = f"{this_process()}.{secrets.token_hex(8)}"
-        write_temporary(what, place / name, (data,), mode=mode, folder_fd=fd)
+    with ExitStack() as stack:
+        with storage_errors(what, place, needed=memoryview(data).nbytes):
+            fd = stack.enter_context(folders.opened((TEMPORARIES,), make=True))
+            name = f"{this_process()}.{secrets.token_hex(8)}"
+            write_temporary(what, place / name, (data,), mode=mode, folder_fd=fd)
         try:
             yield fd, name
         finally:

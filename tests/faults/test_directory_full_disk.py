@@ -272,3 +272,18 @@ def test_a_disk_that_is_really_full_or_really_read_only(tmp_path: Path) -> None:
     assert str(tmp_path / "store" / "tmp") in full
     assert len(read_only) == 3
     assert all("EROFS" in line for line in read_only)
+
+
+def test_the_folder_that_may_not_be_written_is_the_one_that_is_named(
+    backend: DirectoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails after the temporary was written is not the temporaries' fault."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(ReadOnlyError, match=r"Permission denied.* at .*/refs/main/0000000000000001") as caught:
+        backend.create("refs/main/0000000000000001", b"record")
+    assert "/tmp/" not in str(caught.value).replace(str(backend.path), "")
+    assert not list(Path(backend.path, "tmp").iterdir())
