@@ -133,7 +133,8 @@ class KeepBest:
     metric; of equal ones the older.
 
     What has no such number, or one that is not finite, never wins. One of which a receipt cannot be read is kept, as
-    nobody knows its number.
+    nobody knows its number. Where nothing of a lineage has one, all of it is: the name may be a slip, or what is
+    measured is still to come.
     """
 
     count: int
@@ -164,6 +165,9 @@ class KeepBest:
             value = facts.metric(node.root, self.metric)
             if type(value) is int or (type(value) is float and math.isfinite(value)):
                 found.append((value, node.root))
+        if not found:
+            reason = f"nobody recorded a number {self.metric!r:.60}"
+            return dict.fromkeys((node.root for node in lineage if node.root in present), reason)
         found.sort(key=lambda item: item[0], reverse=self.mode == "max")  # stable: of equal ones the older is first
         what = "greatest" if self.mode == "max" else "least"
         for value, root in found[: self.count]:

@@ -100,6 +100,15 @@ def test_what_is_no_finite_number_never_wins(store: Store, value: object) -> Non
     assert kept(planned(store, KeepBest(1, "accuracy"))) == expected
 
 
+def test_a_metric_that_nothing_has_lets_nothing_go(store: Store) -> None:
+    """A kind of loss: a name with a slip in it, and all but the newest would be deleted."""
+    roots = [saved(store, step, metrics={"loss": 1.0 / step}) for step in (1, 2, 3)]
+    other = [saved(store, step, "other", value=step, metrics={"val_loss": 1.0}) for step in (7, 8)]
+    plan = planned(store, KeepLast(1), KeepBest(1, "val_loss", "min"))
+    assert kept(plan) == {*roots, *other}
+    assert reasons(plan, roots[0]) == "nobody recorded a number 'val_loss' of main"
+
+
 def test_the_newest_receipt_of_a_metric_counts(store: Store) -> None:
     roots = [saved(store, 1, metrics={"accuracy": 0.9}), saved(store, 2, metrics={"accuracy": 0.5}), saved(store, 3)]
     details = values.to_json({"accuracy": 0.1})
