@@ -18,6 +18,9 @@ from ckptstore.live.tensors import check_tensor
 
 _LISTED = 5
 
+_OPTIMIZER_MARKS = ("state", "param_groups", "defaults", "step", "_opt_called", "_step_count", "_warned_capturable")
+"""What torch and its schedulers put on an optimizer beside what it has from the beginning."""
+
 _DERIVED = ("_orig", "_g")
 """Endings under which the old normalisations and prunings keep what an attribute is computed from."""
 
@@ -167,6 +170,33 @@ def optimizer_gaps(state: TrainingState, *, has_scheduler: bool) -> Iterator[Gap
             why = "a scheduler was made for it (its groups have initial_lr), and none is passed: rates would begin anew"
             yield Gap(Severity.SEVERE, Part.SCHEDULER, f"optimizer {name}: scheduler", why, "pass it as scheduler=")
         yield from _moving_settings(name, optimizer, state.moving)
+        yield from _kept_apart(name, optimizer)
+
+
+def _kept_apart(name: str, optimizer: torch.optim.Optimizer) -> Iterator[Gap]:
+    """What an optimizer of somebody else's keeps in attributes of its own, which no ``state_dict`` has: a tensor is
+    state, and a number may be a setting or count something."""
+    if type(optimizer).__module__.startswith("torch.optim"):
+        return
+    known = {*vars(torch.optim.SGD([torch.zeros(0, device="cpu")])), *_OPTIMIZER_MARKS}
+    held = {key: item for key, item in vars(optimizer).items() if key not in known}
+    tensors = [key for key, item in held.items() if any(isinstance(one, Tensor) for one in _inner(item))]
+    numbers = [key for key, item in held.items() if any(type(one) in (int, float) for one in _inner(item))]
+    if tensors:
+        why = f"{listed(tensors)} of {type(optimizer).__name__} holds tensors and is an attribute, so it is not saved"
+        hint = "keep them in .state, if they change while it trains"
+        yield Gap(Severity.WARNING, Part.OPTIMIZER, f"optimizer {name}: tensors", why, hint)
+    if numbers:
+        why = f"{listed(numbers)} of {type(optimizer).__name__} is a number and an attribute, so it is not saved"
+        hint = "nothing to do for a setting; keep what changes while it trains in .state or in the groups"
+        yield Gap(Severity.NOTE, Part.OPTIMIZER, f"optimizer {name}: numbers", why, hint)
+
+
+def _inner(item: object) -> list[object]:
+    """What an attribute holds: itself, or the items of a list or mapping."""
+    if type(item) in (list, tuple):
+        return list(item)  # type: ignore[call-overload, no-any-return]
+    return list(item.values()) if isinstance(item, dict) else [item]
 
 
 def _moving_settings(name: str, optimizer: torch.optim.Optimizer, moving: frozenset[str]) -> Iterator[Gap]:

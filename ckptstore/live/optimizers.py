@@ -107,7 +107,12 @@ def _check_whole(name: str, optimizer: torch.optim.Optimizer, saved: Collection[
     """RefusedError if the optimizer keeps state beside its groups and its ``state``."""
     for attribute, held in vars(optimizer).items():
         for item in held if type(held) in (list, tuple) else held.values() if type(held) is dict else (held,):
-            if isinstance(item, torch.optim.Optimizer) and not any(item is other for other in saved):
+            if not isinstance(item, torch.optim.Optimizer) or item is optimizer:
+                continue
+            if item.state is optimizer.state:
+                why = f"it wraps another optimizer, {attribute}, and has the state of that one"
+                raise RefusedError(f"optimizer {name}", why, f"pass the inner one alone: optimizer=….{attribute}")
+            if not any(item is other for other in saved):
                 why = f"it wraps another optimizer, {attribute}, which is not saved"
                 raise RefusedError(f"optimizer {name}", why, "name both: optimizer={'outer': ..., 'inner': ...}")
     if type(optimizer).state_dict is torch.optim.Optimizer.state_dict and not getattr(

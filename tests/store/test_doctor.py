@@ -286,6 +286,28 @@ def test_what_a_state_dict_leaves_out_is_found() -> None:
     assert gaps(found, Part.WEIGHTS, Severity.WARNING) == ["parameter '0.bias'"]
 
 
+def test_what_an_optimizer_keeps_in_attributes_of_its_own_is_told_of() -> None:
+    """A kind of omission: a counter or an average that no state_dict has begins anew after a resume, without a word."""
+
+    class Counting(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.count = 0
+            self.averages = {"first": torch.zeros(1)}
+
+    model = mlp()
+    optimizer = Counting(model.parameters())
+    objects: Objects = {"model": model, "optimizer": optimizer, "scheduler": schedules.StepLR(optimizer, 2)}
+    train_step(objects)
+    found = look(**objects)
+    assert [(gap.severity, gap.what) for gap in found.findings] == [
+        (Severity.WARNING, "optimizer optimizer: tensors"),
+        (Severity.NOTE, "optimizer optimizer: numbers"),
+    ]
+    assert "'averages' of Counting" in found.findings[0].why
+    assert "'count' of Counting" in found.findings[1].why
+
+
 def test_parameters_that_no_optimizer_has_are_found_and_averages_are_not_meant() -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)

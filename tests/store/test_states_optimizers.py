@@ -494,6 +494,18 @@ def test_an_optimizer_inside_another_must_be_saved_as_well() -> None:
     assert copy_through(saved, both())
 
 
+def test_a_wrapper_that_shows_the_state_of_another_optimizer_says_which_one_to_pass() -> None:
+    """As trainers that prepare an optimizer do: to name both would be to save one state twice."""
+    model = nn.Linear(4, 4)
+    outer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    outer.state = outer.base.state
+    for given in (outer, {"outer": outer, "inner": outer.base}):
+        with pytest.raises(RefusedError, match="has the state of that one") as caught:
+            TrainingState(model=model, optimizer=given).capture()
+        assert "optimizer=….base" in caught.value.hint
+    TrainingState(model=model, optimizer=outer.base).capture()
+
+
 def two_parameters_of_one_memory() -> nn.Module:
     model = nn.ModuleDict({name: nn.Linear(3, 3, bias=False) for name in "ab"})
     model["b"].weight = nn.Parameter(model["a"].weight.data)  # type: ignore[assignment]
