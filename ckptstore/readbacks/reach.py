@@ -79,8 +79,11 @@ class Reacher:
             found.reached |= closure
             found.needed |= closure
         for root in self._named_before():
-            if document_key(root) in self._present:
-                found.reached |= self._closure(root, None)
+            if document_key(root) not in self._present:
+                continue
+            # Of one that was retired the document stays as history, and what it names is not asked for.
+            is_gone = root not in found.roots and retired_key(root) in self._retired
+            found.reached |= {document_key(root)} if is_gone else self._closure(root, None)
         return found
 
     def given_up(self, roots: Collection[Digest]) -> bool:
