@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from ckptstore.gaps import Completeness as Completeness
     from ckptstore.gaps import Gap as Gap
     from ckptstore.gaps import Severity as Severity
+    from ckptstore.layout.repartition import Repartitioned as Repartitioned
+    from ckptstore.layout.repartition import repartition as repartition
     from ckptstore.live.capture import TrainingState as TrainingState
     from ckptstore.live.completeness import inspect_completeness as inspect_completeness
     from ckptstore.live.restore import Restored as Restored
@@ -117,6 +119,7 @@ __all__ = [
     "Push",
     "Receipt",
     "Repair",
+    "Repartitioned",
     "Replica",
     "Restored",
     "RootCopies",
@@ -159,6 +162,7 @@ __all__ = [
     "remove_remote",
     "repair",
     "repair_header",
+    "repartition",
     "scrub",
     "unpin",
     "verify_many",
@@ -182,6 +186,7 @@ _LAZY = {
     "Policy": "ckptstore.collection.policy",
     "Push": "ckptstore.running.pushes",
     "Repair": "ckptstore.repairs.repair",
+    "Repartitioned": "ckptstore.layout.repartition",
     "Restored": "ckptstore.live.restore",
     "RootCopies": "ckptstore.readbacks.copies",
     "Run": "ckptstore.running.run",
@@ -208,6 +213,7 @@ _LAZY = {
     "remove_remote": "ckptstore.remotes",
     "repair": "ckptstore.repairs.repair",
     "repair_header": "ckptstore.repairs.header",
+    "repartition": "ckptstore.layout.repartition",
     "scrub": "ckptstore.readbacks.scrub",
     "unpin": "ckptstore.pinning",
     "verify_many": "ckptstore.readbacks.several",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from threading import Lock
+from typing import Protocol
 
 from ckptstore.closure import Pack, ShardView
 from ckptstore.errors import MalformedError
@@ -12,9 +13,16 @@ from ckptstore.findings import Place
 from ckptstore.format.digest import Digest
 from ckptstore.format.keys import object_key
 from ckptstore.format.page import TensorEntry
-from ckptstore.objects import Objects
 
 _RECENT_PACKS = 4
+
+
+class ObjectReader(Protocol):
+    """Gives objects by digest and length, verified."""
+
+    def read(self, digest: Digest, length: int, place: Place, /) -> bytes | None:
+        """The object; raises if it is bad or missing."""
+        ...
 
 
 class ChunkSource:
@@ -23,7 +31,7 @@ class ChunkSource:
     Packs are read once while their slots are asked for in order.
     """
 
-    def __init__(self, objects: Objects, view: ShardView) -> None:
+    def __init__(self, objects: ObjectReader, view: ShardView) -> None:
         self._objects = objects
         self._view = view
         self._packs = {

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from ckptstore.backends.protocol import Buffer
 from ckptstore.errors import RefusedError
-from ckptstore.format import packs
 from ckptstore.format.digest import Digest
+from ckptstore.format.packs import PackLayout
 from ckptstore.format.page import Entry, HyperEntry, Role, ValueEntry, make_tensor_entry, paginate, show_role, sort_key
 from ckptstore.format.shard import Alias, Optimizer, PageRef, RngEntry, RolePacks, Shard
 from ckptstore.format.tensors import INLINE, SHORT
@@ -90,7 +90,7 @@ def write_contents(contents: Contents, index: int, count: int, sink: Sink) -> Wr
     entries: list[Entry] = [*contents.values, *contents.hypers]
     role_packs: list[RolePacks] = []
     for role, group in groupby(_hashed(sources, sink), key=lambda item: item.source.role):
-        writer = _PackWriter(sink)
+        writer = PackWriter(sink)
         digests: list[Digest] = []
         for item in group:
             if item.digest is not None:
@@ -103,20 +103,45 @@ def write_contents(contents: Contents, index: int, count: int, sink: Sink) -> Wr
         writer.close()
         if writer.digests:
             role_packs.append(RolePacks(role, tuple(writer.digests)))
-    entries.sort(key=lambda entry: sort_key(entry.role, entry.path))
+    return write_documents(
+        entries,
+        role_packs,
+        index,
+        count,
+        sink,
+        optimizers=contents.optimizers,
+        aliases=contents.aliases,
+        rng=contents.rng,
+    )
+
+
+def write_documents(
+    entries: Iterable[Entry],
+    packs: Iterable[RolePacks],
+    index: int,
+    count: int,
+    sink: Sink,
+    *,
+    optimizers: Iterable[Optimizer],
+    aliases: Iterable[Alias],
+    rng: Iterable[RngEntry],
+) -> WrittenShard:
+    """Write the pages and the document of a shard whose objects are stored: its entries in any order, its packs by
+    role. Raises RefusedError for an entry that is too large."""
+    ordered = sorted(entries, key=lambda entry: sort_key(entry.role, entry.path))
     pages = [
-        PageRef(sink.put_document(data), len(page), page[0].role, page[0].path) for page, data in paginate(entries)
+        PageRef(sink.put_document(data), len(page), page[0].role, page[0].path) for page, data in paginate(ordered)
     ]
     shard = Shard(
         index=index,
         count=count,
         pages=tuple(pages),
-        packs=tuple(role_packs),
-        rng=tuple(contents.rng),
-        optimizers=tuple(sorted(contents.optimizers, key=lambda optimizer: optimizer.name)),
-        aliases=tuple(sorted(contents.aliases, key=lambda alias: alias.path.encode())),
+        packs=tuple(packs),
+        rng=tuple(rng),
+        optimizers=tuple(sorted(optimizers, key=lambda optimizer: optimizer.name)),
+        aliases=tuple(sorted(aliases, key=lambda alias: alias.path.encode())),
     )
-    return WrittenShard(sink.put_document(shard.encode()), shard, tuple(entries))
+    return WrittenShard(sink.put_document(shard.encode()), shard, tuple(ordered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +178,13 @@ def _hashed(sources: list[TensorBytes], sink: Sink) -> Iterator[_Piece]:
     return in_threads(store, pieces(), sink.threads)
 
 
-class _PackWriter:
+class PackWriter:
     """Fills the packs of one role as the layout rule says."""
 
     def __init__(self, sink: Sink) -> None:
         self.digests: list[Digest] = []
         self._sink = sink
-        self._layout = packs.PackLayout()
+        self._layout = PackLayout()
         self._buffer = bytearray()
 
     def add(self, path: str, data: memoryview) -> Digest:
