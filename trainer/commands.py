@@ -78,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument("--store", metavar="URL", help="store for the trees (default: DIR/store)")
     prepare.set_defaults(name="prepare", command=_prepare)
 
+    _repartition_parser(commands)
+
     server = commands.add_parser(
         "s3server",
         help="start the S3 server that a run left behind",
@@ -119,8 +121,47 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--pipe", type=int, metavar="FD", help="descriptor that events are written to, beside the file")
     worker.add_argument("--heartbeat", type=float, default=1.0, metavar="SECONDS", help="between two signs of life")
     worker.add_argument("--orders", type=Path, metavar="FILE", help="orders from a file instead of standard input")
+    worker.add_argument(
+        "--cuts",
+        type=_cuts,
+        metavar="LAYERS",
+        help="layers at which the second and each further shard begins, as in 1,3, or none for one shard; for a group "
+        "that restores a checkpoint of these shards (default: as the plan says)",
+    )
     worker.set_defaults(name="worker", command=_worker)
     return parser
+
+
+def _repartition_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    repartition = commands.add_parser(
+        "repartition",
+        help="give a checkpoint to another number of workers",
+        description="Make the checkpoint of the same state for other shards, and let the ref name it. Chunks of "
+        "256 KiB or more stay as they lie; only packs and documents are written, and the state root stays. Its "
+        "generators are those of the parent's shards in turn, which it says among its deviations.",
+    )
+    repartition.add_argument("root", metavar="ROOT", help="a root, a prefix of one, or a ref")
+    repartition.add_argument(
+        "--cuts",
+        type=_cuts,
+        required=True,
+        metavar="LAYERS",
+        help="layers at which the second and each further shard begins, as in 1,3, or none for one shard",
+    )
+    repartition.add_argument("--store", metavar="URL", help="the store that holds it (default: CKPT_STORE)")
+    repartition.add_argument(
+        "--ref", metavar="NAME", help="the ref that is moved, or made (default: the one that names the checkpoint)"
+    )
+    repartition.set_defaults(name="repartition", command=_repartition)
+
+
+def _cuts(text: str) -> tuple[int, ...]:
+    from trainer.compute.config import parse_cuts
+
+    try:
+        return parse_cuts(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _prepared_options(parser: argparse.ArgumentParser) -> None:
@@ -175,6 +216,13 @@ def _prepare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _repartition(options: argparse.Namespace) -> int:
+    from trainer.repartition import repartition
+
+    repartition(options.root, options.cuts, options.store, options.ref, sys.stdout)
+    return 0
+
+
 def _s3server(options: argparse.Namespace) -> int:
     from trainer.lifecycle.s3folder import serve
 
@@ -215,6 +263,7 @@ def _worker(options: argparse.Namespace) -> NoReturn:
             allow=tuple(options.allow),
             pipe=options.pipe,
             heartbeat=options.heartbeat,
+            cuts=options.cuts,
         ),
         source,
     )

@@ -267,7 +267,7 @@ def lbfgs(names: Sequence[str]) -> TrainingState:
     model = nn.ModuleDict({name: nn.Linear(3, 3) for name in names})
     optimizer: Any = torch.optim.LBFGS(model.parameters(), lr=0.1)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss: Any = torch.stack([m(torch.ones(3)).square().sum() for m in model.values()]).sum()
         loss.backward()

@@ -146,6 +146,16 @@ def move(folder: Path) -> object:
     return store.head("best")
 
 
+def repartition(folder: Path) -> object:
+    store = ckptstore.open(folder / "store")
+    if store.head("spread") is None or len(store.checkpoint(store.resolve("spread")).shards) == 1:
+        # The ref that names what a run made goes on with one shard, and this one from there.
+        root = store.head("spread") or store.resolve("main")
+        names = sorted({entry.path for entry in store.closure(root).shards[0].entries})
+        ckptstore.repartition(store, root, [names[:3], names[3:]], ref="spread")
+    return store.head("spread")
+
+
 def bring_weights(folder: Path) -> object:
     store = ckptstore.open(folder / "store")
     if store.head("imported") is None:
@@ -245,6 +255,7 @@ OPERATIONS: dict[str, Work] = {
         trees,
         prepare_a_run,
         move,
+        repartition,
         bring_weights,
         make_a_store,
         know_remotes,

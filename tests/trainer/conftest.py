@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum, sqrt
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -48,6 +49,24 @@ def exact_arithmetic() -> Iterator[None]:
     yield
     torch.set_num_threads(before[0])
     torch.use_deterministic_algorithms(before[1])
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[None]:
+    """This process as a worker's: one thread, the plan's kernels. Everything is put back afterwards."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in numerics.env_for("native").items():
+            patch.setenv(name, value)
+        yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = fill
 
 

@@ -1,4 +1,4 @@
-"""Both workers of a small run as threads of one process: real sessions, hosts, stores and orders, and no launching."""
+"""All workers of a small run as threads of one process: real sessions, hosts, stores and orders, and no launching."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ REF = "small"
 InThreads = Callable[[Sequence[LocalGroup], Callable[[LocalGroup], Any]], list[Any]]
 
 
-def prepare_small(folder: Path) -> Prepared:
-    """The small run frozen under ``folder``, in a compute dtype that every CPU has."""
-    return prepare.prepare(small_profile(), folder, compute="float32")
+def prepare_small(folder: Path, compute: str = "float32") -> Prepared:
+    """The small run frozen under ``folder``, by default in a compute dtype that every CPU has."""
+    return prepare.prepare(small_profile(), folder, compute=compute)
 
 
 def store_preparation(prepared: Prepared, store: Store) -> Digest:
@@ -38,18 +38,26 @@ def store_preparation(prepared: Prepared, store: Store) -> Digest:
 
 
 class Pair:
-    """Two sessions on two hosts below ``area``.
+    """Two sessions on two hosts below ``area``, or as many as other cuts make.
 
     Args:
         area: a new folder.
         prepared: the small run.
         identity: its identity in the operator's store.
         in_threads: runs something for each member of a group in a thread of its own.
+        cuts: where the shards begin; None: as planned.
     """
 
-    def __init__(self, area: Path, prepared: Prepared, identity: Digest, in_threads: InThreads) -> None:
+    def __init__(
+        self,
+        area: Path,
+        prepared: Prepared,
+        identity: Digest,
+        in_threads: InThreads,
+        cuts: Sequence[int] | None = None,
+    ) -> None:
         self._in_threads = in_threads
-        self._groups = local_groups(2)
+        self._groups = local_groups(len(prepared.plan.cuts if cuts is None else cuts) + 1)
         self.hosts: list[Host] = []
         self.sessions: list[Session] = []
         self._paths: list[Path] = []
@@ -61,7 +69,8 @@ class Pair:
             path = host.directory / "events.jsonl"
             self.hosts.append(host)
             self._paths.append(path)
-            self.sessions.append(Session(host.directory, identity, Emitter(path), lambda timeout, own=group: own))
+            session = Session(host.directory, identity, Emitter(path), lambda timeout, own=group: own, cuts=cuts)
+            self.sessions.append(session)
 
     def started(self) -> Pair:
         """From the starting weights."""
@@ -80,7 +89,7 @@ class Pair:
         """Carry out an order that needs no other worker, one session after the other: they share their generators."""
         for session in self.sessions:
             session.carry_out(order)
-        return [self.said(shard)[-1] for shard in range(2)]
+        return [self.said(shard)[-1] for shard in range(len(self.sessions))]
 
     def train(self, first: int, last: int) -> None:
         """Make updates together."""
@@ -95,13 +104,13 @@ class Pair:
         return {event["update"]: update_result(event) for event in self.said(0) if event.name == "update"}
 
     def save(self, attempt: object, step: int) -> list[ShardReceipt]:
-        """Both shards to their hosts' stores."""
+        """All shards to their hosts' stores."""
         said = self.each(Save(str(attempt), step, STORE))
         return [ShardReceipt.parse(event["receipt"].encode()) for event in said]
 
-    def commit(self, operator: Store, step: int) -> Digest:
-        """Both shards to their hosts' stores, from there to ``operator``, and there a checkpoint."""
-        attempt = operator.begin(REF)
+    def commit(self, operator: Store, step: int, ref: str = REF) -> Digest:
+        """All shards to their hosts' stores, from there to ``operator``, and there a checkpoint."""
+        attempt = operator.begin(ref)
         receipts = self.save(attempt, step)
         push_shards(self.hosts, receipts, operator, "operator")
         return operator.commit(attempt, receipts)

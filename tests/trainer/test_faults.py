@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import ckptstore
 from ckptstore import Digest, Store
@@ -22,7 +19,6 @@ from ckptstore.errors import CorruptError
 from ckptstore.format.keys import object_key
 from tests.trainer.conftest import in_threads
 from tests.trainer.pair import REF, Pair, prepare_small, store_preparation
-from trainer.compute import numerics
 from trainer.compute.result import UpdateResult
 from trainer.lifecycle import replay
 from trainer.lifecycle.commits import push_shards
@@ -44,24 +40,6 @@ class Uninterrupted:
     results: dict[int, UpdateResult]
     store: Path
     after_one: Path
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[None]:
-    """This process as a worker's: one thread, the plan's kernels. Everything is put back afterwards."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in numerics.env_for("native").items():
-            patch.setenv(name, value)
-        yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
 @pytest.fixture(scope="module")

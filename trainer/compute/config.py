@@ -135,6 +135,25 @@ def partition(cfg: Config, cuts: Sequence[int]) -> tuple[Ownership, ...]:
     )
 
 
+def parse_cuts(text: str) -> tuple[int, ...]:
+    """Cuts as people write them: layer numbers with commas between them (``1,3``), or ``none`` for one shard.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text in ("", "none"):
+        return ()
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() and len(part) <= len(str(MOST_LAYERS)) for part in parts):
+        raise UsageError(f"cuts {text!r:.40}", "no layer numbers with commas between them", "as in 1,3; or none")
+    return tuple(map(int, parts))
+
+
+def show_cuts(cuts: Sequence[int]) -> str:
+    """Cuts as :func:`parse_cuts` reads them."""
+    return ",".join(map(str, cuts)) or "none"
+
+
 def owned_tensors(cfg: Config, first: int, last: int, *, head: bool) -> Table:
     """The tensors of layers ``[first, last)`` and with ``head`` of both ends of the network, as (name, shape)."""
     kv = cfg.kv_heads * cfg.head_dim

@@ -8,19 +8,22 @@ from typing import Any
 from ckptstore import Checkpoint
 from ckptstore.format import values
 from trainer.compute import numerics
-from trainer.compute.config import param_table
+from trainer.compute.config import Ownership, param_table
 from trainer.compute.numerics import Plain
 from trainer.lifecycle.expect import require, unexpected
 from trainer.preparation.plan import Plan
 from trainer.workers.events import Event
 
 
-def check_ownership(plan: Plan, joined: Sequence[Event]) -> list[dict[str, Any]]:
+def check_ownership(
+    plan: Plan, joined: Sequence[Event], owners: Sequence[Ownership] | None = None
+) -> list[dict[str, Any]]:
     """Every tensor of the model is on exactly one worker, and all run the frozen sources, each behind its fence.
 
     Args:
-        plan: says who owns what.
+        plan: says what the model is.
         joined: the ``joined`` event of each worker, by shard.
+        owners: who owns what of it; None: as the plan says.
 
     Returns:
         What each owns, as plain values.
@@ -29,8 +32,9 @@ def check_ownership(plan: Plan, joined: Sequence[Event]) -> list[dict[str, Any]]
         NotAsPlannedError: a tensor is missing, or held twice, or by another worker than planned; or a worker runs other
             sources, or could reach other hosts' folders.
     """
+    owners = plan.owners if owners is None else owners
     require("tensors that workers hold", sorted(n for n, _ in param_table(plan.config)), sorted(_held(joined)))
-    for owner, event in zip(plan.owners, joined, strict=True):
+    for owner, event in zip(owners, joined, strict=True):
         require(f"tensors of shard {owner.index}", [name for name, _ in owner.tensors], event["tensors"])
         require(f"parameters of shard {owner.index}", owner.parameters, event["parameters"])
         require(f"shard {owner.index} runs the sources that were staged on its host", True, event["staged_sources"])
@@ -46,7 +50,7 @@ def check_ownership(plan: Plan, joined: Sequence[Event]) -> list[dict[str, Any]]
             "stored_bytes": owner.stored_bytes,
             "training_bytes": owner.training_bytes,
         }
-        for owner in plan.owners
+        for owner in owners
     ]
 
 

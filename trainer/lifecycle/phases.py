@@ -307,7 +307,7 @@ class Lifecycle:
     def _join(self, group: LaunchedGroup, root: Digest | None) -> None:
         """Let the workers meet, and compare what they have and measured before any of them makes an update."""
         joined = group.join()
-        self.record.ownership = admission.check_ownership(self.plan, joined)
+        self.record.ownership = admission.check_ownership(self.plan, joined, self.launch.owners)
         stored = None if root is None else self.operator.checkpoint(root)
         self.record.binding = admission.check_bindings(joined, stored)
         self.journal.note("admitted", generation=group.generation, canary=admission.canary(self.record.binding))

@@ -21,7 +21,7 @@ class Staging:
     """
 
     host: str
-    shard: int
+    shard: int | None
     attempt: int
     files: int
     bytes: int
@@ -35,7 +35,7 @@ def stage(
     store: Store,
     trees: Mapping[str, Digest],
     host: Host,
-    shard: int,
+    shard: int | None,
     *,
     attempt: int = 1,
     forget: Collection[str] = (),
@@ -46,7 +46,8 @@ def stage(
         store: where the frozen trees are.
         trees: their digests by the name of their folder.
         host: where they go.
-        shard: the shard that the host will own; it gets no weights of others.
+        shard: the shard that the host will own; it gets no weights of others. None: no starting weights at all, for a
+            worker of other shards than the plan's, which restores a checkpoint.
         attempt: number of this attempt, for the record.
         forget: paths under the host's folder that are left out by mistake, for a drill.
 

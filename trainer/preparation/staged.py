@@ -46,8 +46,9 @@ def weights_path(shard: int) -> str:
     return f"weights/shard-{shard}.safetensors"
 
 
-def required_assets(shard: int) -> tuple[Asset, ...]:
-    """One file for each role without which shard ``shard`` cannot run."""
+def required_assets(shard: int | None) -> tuple[Asset, ...]:
+    """One file for each role without which shard ``shard`` cannot run; None: a shard that is restored, not started."""
+    weights = () if shard is None else (Asset(f"weights of shard {shard}", f"{INPUTS}/{weights_path(shard)}"),)
     return (
         Asset("plan", f"{PLAN}/{PLAN_FILE}"),
         Asset("tokenizer", f"{INPUTS}/tokenizer/tokenizer.json"),
@@ -55,7 +56,7 @@ def required_assets(shard: int) -> tuple[Asset, ...]:
         Asset("tokenizer", f"{INPUTS}/tokenizer/special_tokens_map.json"),
         Asset("chat template", f"{INPUTS}/tokenizer/{TEMPLATE}"),
         *(Asset("data", f"{INPUTS}/data/{name}.jsonl") for name in DATA_FILES),
-        Asset(f"weights of shard {shard}", f"{INPUTS}/{weights_path(shard)}"),
+        *weights,
     )
 
 
@@ -74,7 +75,7 @@ def role(path: str) -> str:
     return below.partition("/")[0]
 
 
-def left_out(trees: Mapping[str, Tree], shard: int) -> tuple[Excluded, ...]:
+def left_out(trees: Mapping[str, Tree], shard: int | None) -> tuple[Excluded, ...]:
     """The frozen files that a host of ``shard`` does not get, each with the reason."""
     return tuple(
         Excluded(path, f"{role(path)} stay with their owner")
@@ -83,19 +84,20 @@ def left_out(trees: Mapping[str, Tree], shard: int) -> tuple[Excluded, ...]:
     )
 
 
-def files_for(trees: Mapping[str, Tree], shard: int) -> dict[str, File]:
+def files_for(trees: Mapping[str, Tree], shard: int | None) -> dict[str, File]:
     """The frozen files that a host of ``shard`` gets, by path under its folder (``inputs/data/test-a.jsonl``)."""
     without = {excluded.path for excluded in left_out(trees, shard)}
     return {path: file for path, file in _files(trees) if path not in without}
 
 
-def faults(directory: Path, trees: Mapping[str, Tree], shard: int) -> tuple[Fault, ...]:
+def faults(directory: Path, trees: Mapping[str, Tree], shard: int | None) -> tuple[Fault, ...]:
     """Everything that is wrong with the files under ``directory``, sorted by path; nothing if they are as frozen.
 
     Args:
         directory: the host's folder, with the folders ``plan/``, ``inputs/`` and so on under it.
         trees: the frozen trees by the name of their folder.
-        shard: the shard that the host owns.
+        shard: the shard that the host starts; None: one of other shards than the plan's, which restores a checkpoint
+            and gets no starting weights.
     """
     expected = files_for(trees, shard)
     found = {asset.path: "not among the frozen files" for asset in required_assets(shard) if asset.path not in expected}
@@ -110,7 +112,7 @@ def faults(directory: Path, trees: Mapping[str, Tree], shard: int) -> tuple[Faul
     return tuple(Fault(role(path), path, problem) for path, problem in sorted(found.items()))
 
 
-def check_staged(directory: Path, trees: Mapping[str, Tree], shard: int) -> int:
+def check_staged(directory: Path, trees: Mapping[str, Tree], shard: int | None) -> int:
     """Bytes read, if ``directory`` has exactly the frozen files of ``shard``; arguments as in :func:`faults`.
 
     Raises:
@@ -119,7 +121,8 @@ def check_staged(directory: Path, trees: Mapping[str, Tree], shard: int) -> int:
     wrong = faults(directory, trees, shard)
     if wrong:
         hint = "copy them from the prepared inputs and stage again; nothing has run"
-        raise RefusedError(f"staging of shard {shard}", "; ".join(map(str, wrong)), hint)
+        what = "staging without weights" if shard is None else f"staging of shard {shard}"
+        raise RefusedError(what, "; ".join(map(str, wrong)), hint)
     return sum(file.size for file in files_for(trees, shard).values())
 
 

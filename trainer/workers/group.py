@@ -106,7 +106,7 @@ class LaunchedGroup:
             for shard, host in enumerate(self.hosts):
                 name = f"generation-{generation}-shard-{shard}"
                 argv = worker_arguments(launch, generation, host, allow)
-                process = Process(host, name, argv, worker_environment(launch.plan, shard, host))
+                process = Process(host, name, argv, worker_environment(launch.plan, shard, host, world=len(hosts)))
                 self.processes.append(process)
                 threading.Thread(target=self._read, args=(shard, process), name=name, daemon=True).start()
         except BaseException:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from ckptstore import Digest
 from trainer.compute import numerics
+from trainer.compute.config import Ownership, partition, show_cuts
 from trainer.preparation.plan import Plan
 from trainer.preparation.staged import SOURCES
 from trainer.workers.hosts import Host
@@ -47,11 +48,20 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What all groups of a run are started with; ``area`` is the run's folder, ``identity`` its prepared identity."""
+    """What all groups of a run are started with; ``area`` is the run's folder, ``identity`` its prepared identity.
+
+    ``cuts`` are the layers at which the second and each further shard of the group begins; None: those of the plan.
+    """
 
     plan: Plan
     identity: Digest
     area: Path
+    cuts: tuple[int, ...] | None = None
+
+    @property
+    def owners(self) -> tuple[Ownership, ...]:
+        """What each shard of the group owns, in order."""
+        return self.plan.owners if self.cuts is None else partition(self.plan.config, self.cuts)
 
 
 def worker_arguments(launch: Launch, generation: int, host: Host, allow: Sequence[Path]) -> list[str]:
@@ -62,6 +72,7 @@ def worker_arguments(launch: Launch, generation: int, host: Host, allow: Sequenc
         *("-P", "-m", "trainer", "worker", "--host", str(host.directory), "--identity", str(launch.identity)),
         *("--generation", str(generation), "--area", str(launch.area), *allowed),
         *("--heartbeat", str(launch.plan.timeouts.heartbeat), "--pipe", "{pipe}"),
+        *(() if launch.cuts is None else ("--cuts", show_cuts(launch.cuts))),
     ]
 
 
@@ -86,10 +97,11 @@ def pull_arguments(
     ]
 
 
-def worker_environment(plan: Plan, rank: int, host: Host) -> dict[str, str]:
+def worker_environment(plan: Plan, rank: int, host: Host, *, world: int) -> dict[str, str]:
     """The caller's variables, without what would change the arithmetic, and with what decides it.
 
-    Nothing in them leads to credentials: a worker needs its host's store and no other.
+    Nothing in them leads to credentials: a worker needs its host's store and no other. ``world`` is the number of the
+    group's workers.
     """
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     return {
@@ -97,7 +109,7 @@ def worker_environment(plan: Plan, rank: int, host: Host) -> dict[str, str]:
         **numerics.env_for(plan.numerics.kernels),
         **({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}),
         "RANK": str(rank),
-        "WORLD_SIZE": str(len(plan.owners)),
+        "WORLD_SIZE": str(world),
         "LOCAL_RANK": "0",
         "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": "0",

@@ -8,7 +8,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ import ckptstore
 from ckptstore import Attempt, Cursor, Digest, TrainingState
 from ckptstore.errors import RefusedError, UsageError
 from trainer.compute import generate, numerics, recomputation, weights
+from trainer.compute.config import partition
 from trainer.compute.model import Shard
 from trainer.compute.step import Step, build_optimizer
 from trainer.compute.transport import Group
@@ -48,6 +49,7 @@ class Session:
         join: called with the plan's timeout in seconds once this process is set up; returns this worker's end of the
             group.
         fenced: whether this process can only reach its host's folder of the run, for the report.
+        cuts: the layers at which the group's second and each further shard begins; None: those of the plan.
 
     Raises:
         NumericsError: the process was not started with the environment that the plan needs.
@@ -55,7 +57,14 @@ class Session:
     """
 
     def __init__(
-        self, host: Path, identity: Digest, events: Emitter, join: Callable[[float], Group], *, fenced: bool = False
+        self,
+        host: Path,
+        identity: Digest,
+        events: Emitter,
+        join: Callable[[float], Group],
+        *,
+        fenced: bool = False,
+        cuts: Sequence[int] | None = None,
     ) -> None:
         self.host, self.identity, self.events = host, identity, events
         plan = self.plan = prepare.read_plan(host / staged.PLAN)
@@ -63,9 +72,10 @@ class Session:
         self.binding = numerics.binding(plan.numerics.compute, recompute=plan.numerics.recompute)
         self.inputs = prepared.load(plan, host / staged.INPUTS)
         self.group = join(plan.timeouts.group)
-        if self.group.world != len(plan.owners):
-            raise UsageError("worker", f"a group of {self.group.world} for {len(plan.owners)} shards", "set WORLD_SIZE")
-        own = self.own = plan.owners[self.group.rank]
+        owners = self.owners = plan.owners if cuts is None else partition(plan.config, cuts)
+        if self.group.world != len(owners):
+            raise UsageError("worker", f"a group of {self.group.world} for {len(owners)} shards", "set WORLD_SIZE")
+        own = self.own = owners[self.group.rank]
         self.shard = Shard(plan.config, own.first, own.last, own.head, plan.numerics.compute)
         self.optimizer = build_optimizer(self.shard, plan.recipe)
         self.state = TrainingState(model=self.shard, optimizer={OPTIMIZER: self.optimizer})
@@ -73,7 +83,7 @@ class Session:
             self.shard,
             self.optimizer,
             self.group,
-            plan.owners,
+            owners,
             plan.recipe,
             recompute=plan.numerics.recompute,
             on_op=self._on_op,
@@ -129,6 +139,12 @@ class Session:
 
     def _start(self) -> None:
         """AdamW begins anew: the starting weights come alone. The generators get seeds of their own."""
+        if self.owners != self.plan.owners:
+            raise UsageError(
+                "start",
+                f"the starting weights are staged for {len(self.plan.owners)} shards, this group has other ones",
+                "start with the plan's shards, and repartition a checkpoint",
+            )
         path = self.host / staged.INPUTS / staged.weights_path(self.own.index)
         read = weights.load(self.shard, path, self.own.tensors)
         seed = hashlib.sha256(f"{self.plan.seed}/generators/{self.own.index}".encode()).digest()

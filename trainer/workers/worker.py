@@ -32,7 +32,8 @@ class Options:
     """How a worker is started.
 
     ``area`` is the folder of the whole run: of it, the worker may only touch ``host`` and what is below ``allow``.
-    ``pipe`` is the descriptor for its events, ``heartbeat`` the seconds between two signs of life.
+    ``pipe`` is the descriptor for its events, ``heartbeat`` the seconds between two signs of life, ``cuts`` where the
+    group's shards begin if not where the plan says.
     """
 
     host: Path
@@ -42,6 +43,7 @@ class Options:
     allow: tuple[Path, ...] = ()
     pipe: int | None = None
     heartbeat: float = 1.0
+    cuts: tuple[int, ...] | None = None
 
 
 def events_path(host: Path, generation: int, shard: int) -> Path:
@@ -95,6 +97,7 @@ def _work(options: Options, emitter: Emitter, source: BinaryIO) -> None:
         emitter,
         lambda timeout: connect(timeout=timeout, generation=options.generation),
         fenced=fenced,
+        cuts=options.cuts,
     )
     for order in incoming:
         if isinstance(order, orders.Close):
