@@ -81,7 +81,7 @@ class KeepEverySteps:
         seen: set[int] = set()
         before = -1
         for node in reversed(lineage):
-            if node.step <= before:
+            if node.step < before:
                 seen.clear()
             before = node.step
             multiple = node.step // self.steps

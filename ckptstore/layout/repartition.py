@@ -165,7 +165,7 @@ def _commit(
     declared = Declared(
         division.ties,
         division.replicas,
-        _deviations(len(checkpoint.shards), division),
+        _deviations(division),
         {counter.name: counter.tracks_step for counter in checkpoint.progress.counters},
     )
     committed = store.commits.conclude(attempt, receipts, declared, before_ref=check)
@@ -173,13 +173,12 @@ def _commit(
     return committed.root
 
 
-def _deviations(before: int, division: Division) -> list[Deviation]:
+def _deviations(division: Division) -> list[Deviation]:
     """That the generators are not those of processes that went on, where there are any."""
     if not any(part.rng for part in division.parts):
         return []
     taken = ", ".join(str(source) for source in division.generators)
-    actual = f"{len(division.parts)} shards with those of the parent's shards {taken}"
-    return [Deviation(GENERATORS, f"those of {before} shards that went on", actual)]
+    return [Deviation(GENERATORS, "each shard's own", f"those of the parent's shards {taken}")]
 
 
 def _figures(

@@ -127,9 +127,7 @@ def test_the_command_finds_the_plan_by_the_checkpoint_moves_its_ref_and_says_wha
     assert said["parent"] == str(run.two)
     assert f"state root  {store.checkpoint(run.two).state_root}, as before" in done.stdout
     assert said["taken"].endswith("; 0 of them written")
-    assert said["deviation"] == (
-        "generators: 3 shards with those of the parent's shards 0, 1, 0, expected those of 2 shards that went on"
-    )
+    assert said["deviation"] == "generators: those of the parent's shards 0, 1, 0, expected each shard's own"
     for owner in partition(run.prepared.plan.config, (1, 3)):
         assert f"{owner.parameters:,} parameters" in done.stdout
         held = {entry.path for entry in store.closure(head).shards[owner.index].entries}
@@ -266,8 +264,9 @@ def by_processes(
     """Two updates from ``first`` on, by a group of real processes over gloo; commits to ``ref``, from whose head they
     start if there is one."""
     attempt = store.begin(ref)
-    begin = [Start()] if attempt.parent is None else [Restore(attempt.parent, store.url), Arm()]
-    given = [*begin, Train(first, first + 1), Save(str(attempt), first + 1, store.url), Close()]
+    there = store.url.removeprefix("file:")
+    begin = [Start()] if attempt.parent is None else [Restore(attempt.parent, there), Arm()]
+    given = [*begin, Train(first, first + 1), Save(str(attempt), first + 1, there), Close()]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -298,7 +297,7 @@ def by_processes(
     finally:
         for process in started:
             process.kill()
-            process.wait()
+            process.communicate()
     said = [event for rank, host in enumerate(hosts) for event in events.read(events_path(host, 0, rank))]
     receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in said if event.name == "saved"]
     return store.commit(attempt, receipts)
