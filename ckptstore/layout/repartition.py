@@ -178,7 +178,8 @@ def _deviations(division: Division) -> list[Deviation]:
     if not any(part.rng for part in division.parts):
         return []
     taken = ", ".join(str(source) for source in division.generators)
-    return [Deviation(GENERATORS, "each shard's own", f"those of the parent's shards {taken}")]
+    shards = "shard" if len(division.parts) == 1 else "shards"
+    return [Deviation(GENERATORS, "each shard's own", f"those of the parent's {shards} {taken}")]
 
 
 def _figures(
