@@ -117,6 +117,8 @@ def _owners(wanted: Sequence[Collection[str]]) -> dict[str, tuple[int, ...]]:
     for index, paths in enumerate(wanted):
         if isinstance(paths, str) or not paths:
             raise UsageError(f"new shard {index}", "it gets no path", "give each shard a collection of paths")
+        if strange := [path for path in paths if type(path) is not str]:
+            raise UsageError(f"new shard {index}", f"{strange[0]!r:.60} is no path", "give each shard texts")
         for path in set(paths):
             owners[path] = (*owners.get(path, ()), index)
     return owners
