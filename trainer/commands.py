@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     prepare.set_defaults(name="prepare", command=_prepare)
 
     _repartition_parser(commands)
+    _replay_parser(commands)
 
     server = commands.add_parser(
         "s3server",
@@ -164,6 +165,32 @@ def _cuts(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _replay_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="make the updates between two checkpoints again and compare",
+        description="Make the updates between two checkpoints again, in fresh processes and in a folder of its own, "
+        "from the plan, inputs and sources that the checkpoints name, and compare every update and every root on the "
+        "way, bit for bit. It runs the code that is stored with the checkpoints. Exit codes: 0 equal, and a receipt is "
+        "kept in the store; 1 different, the first update and tensor are named; 5 this machine computes otherwise; the "
+        "others are those of ckpt.",
+    )
+    replay.add_argument("begin", metavar="FROM", help="a root, a prefix of one, or a ref; start: the starting weights")
+    replay.add_argument("end", metavar="TO", help="a descendant of it; checkpoints in between are compared too")
+    replay.add_argument("--store", metavar="URL", help="the store that holds them (default: CKPT_STORE)")
+    replay.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for everything that is made; if it is not empty, DIR-2, DIR-3 and so on (default: a temporary "
+        "one, kept only if something differs)",
+    )
+    replay.add_argument(
+        "--anyway", action="store_true", help="go on where the canary says that equality is not to be expected"
+    )
+    replay.set_defaults(name="replay", command=_replay)
+
+
 def _prepared_options(parser: argparse.ArgumentParser) -> None:
     from trainer.compute.numerics import PROFILES as KERNELS
     from trainer.preparation.plan import COMPUTE, KILL, STOP
@@ -221,6 +248,13 @@ def _repartition(options: argparse.Namespace) -> int:
 
     repartition(options.root, options.cuts, options.store, options.ref, sys.stdout)
     return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from trainer.replay.command import replay
+
+    out = None if options.out is None else fresh_folder(options.out)
+    return replay(options.begin, options.end, options.store, out, sys.stdout, anyway=options.anyway)
 
 
 def _s3server(options: argparse.Namespace) -> int:

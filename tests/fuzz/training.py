@@ -228,6 +228,7 @@ def _plans() -> list[bytes]:
         ),
         recipe=Recipe(),
         commits=(1, 3),
+        fingerprints=1,
         drill=Drill(2, 1, "forward", 1, "kill"),
         timeouts=Timeouts(60, 60, 1, 3, 60),
         evaluation=Evaluation(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ckptstore
 from ckptstore import Digest, ShardReceipt, Store
+from ckptstore.format.canonical import Json
+from trainer.lifecycle import fingerprints
+from trainer.lifecycle.admission import drift
 from trainer.lifecycle.expect import require
-from trainer.lifecycle.replay import agreed_results
 from trainer.workers.group import LaunchedGroup
 from trainer.workers.hosts import STORE, Host
 from trainer.workers.orders import Save
@@ -50,21 +52,23 @@ class Committed:
 
 
 def commit_by_way_of_hosts(
-    group: LaunchedGroup, operator: Store, ref: str, step: int, parent: Digest | None
+    group: LaunchedGroup, operator: Store, ref: str, step: int, parent: Digest | None, *, binding: Json = None
 ) -> Committed:
     """Workers save to their hosts' stores; each shard goes to the operator's store, is read back and committed there.
 
     Args:
-        group: has made ``step`` updates.
+        group: has made ``step`` updates, among them all since the parent.
         operator, ref: where the checkpoint is to be.
         step: updates made.
         parent: what the state of the group was restored from; the ref has to name it still.
+        binding: what the checkpoint is to say instead of what the workers measured, for one that is only made to be
+            compared.
 
     Raises:
         NotAsPlannedError: the workers disagree about an update, or the ref names something else.
         CommitAbortedError, ConflictError, CorruptError, GroupLostError: there is no checkpoint.
     """
-    return _commit(group, operator, OPERATOR, ref, step, parent, None)
+    return _commit(group, operator, OPERATOR, ref, step, parent, None, binding)
 
 
 def commit_reference(
@@ -78,17 +82,29 @@ def commit_reference(
 
 
 def _commit(
-    group: LaunchedGroup, store: Store, name: str, ref: str, step: int, parent: Digest | None, path: Path | None
+    group: LaunchedGroup,
+    store: Store,
+    name: str,
+    ref: str,
+    step: int,
+    parent: Digest | None,
+    path: Path | None,
+    binding: Json = None,
 ) -> Committed:
     began = time.monotonic()
-    agreed_results(group)
+    before = None if parent is None else store.checkpoint(parent)
+    made = fingerprints.taken(group, 1 if before is None else before.step + 1, step)
     attempt = store.begin(ref)
     require(f"root of ref {ref} in the {name} store before the commit of step {step}", parent, attempt.parent)
     where = STORE if path is None else str(path)
-    saved = group.tell(Save(str(attempt), step, where), group.launch.plan.timeouts.commit)
-    receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
-    moved = push_shards(group.hosts, receipts, store, name) if path is None else ()
-    root = store.commit(attempt, receipts)
+    with store.lease():  # from the tree, which nothing names yet, to the checkpoint that does
+        order = Save(str(attempt), step, where, fingerprints.put(store, made))
+        saved = group.tell(order, group.launch.plan.timeouts.commit)
+        receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
+        if binding is not None:
+            receipts = [replace(one, binding=binding) for one in receipts]
+        moved = push_shards(group.hosts, receipts, store, name) if path is None else ()
+        root = store.commit(attempt, receipts, deviations=drift(before, receipts[0].binding))
     report = store.verify(root)
     require(f"findings in the closure of {root.short} in the {name} store", [], [str(f) for f in report.findings])
     store.add_receipt(report.receipt(store.url))

@@ -53,6 +53,7 @@ class Profile:
     generate: int
     token_cap: int
     retention_margin: float
+    fingerprints: int = 1
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
@@ -182,6 +183,7 @@ def make_plan(
         updates=tuple(updates),
         recipe=profile.recipe,
         commits=(per_phase // 2, per_phase, 2 * per_phase),
+        fingerprints=profile.fingerprints,
         drill=Drill(drill.update, drill.microbatch, drill.after, drill.shard, mode),
         timeouts=profile.timeouts,
         evaluation=_evaluation(profile, cohorts, tokenizer),

@@ -32,6 +32,7 @@ _FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
             "sent_bytes": int,
             "received_bytes": int,
             "ms": float,
+            "state": dict,
         },
         "saved": {"receipt": str, "ms": float},
         "evaluated": {"result": str, "answers_ms": float, "tokens": int, "margin": float},
