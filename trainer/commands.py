@@ -66,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     lifecycle.add_argument(
         "--sabotage", action="store_true", help="flip one bit after the restore; the run has to fail"
     )
+    lifecycle.add_argument(
+        "--allow-numerics-drift",
+        action="store_true",
+        help="go on where a host computes otherwise than the one that made a checkpoint; the next checkpoint tells in "
+        "what, and equality is claimed no more",
+    )
     lifecycle.set_defaults(name="lifecycle", command=_lifecycle)
 
     prepare = commands.add_parser(
@@ -192,6 +198,7 @@ def _replay_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _prepared_options(parser: argparse.ArgumentParser) -> None:
+    from trainer.compute.dropout import MASKS
     from trainer.compute.numerics import PROFILES as KERNELS
     from trainer.preparation.plan import COMPUTE, KILL, STOP
     from trainer.preparation.planning import PROFILES
@@ -202,6 +209,12 @@ def _prepared_options(parser: argparse.ArgumentParser) -> None:
         "--compute", choices=COMPUTE, help="compute dtype (default: bfloat16 where the CPU has kernels)"
     )
     parser.add_argument("--kernels", choices=sorted(KERNELS), default="native", help="CPU kernels (default: native)")
+    parser.add_argument(
+        "--dropout",
+        choices=MASKS,
+        help="train with dropout of 0.1, its masks from seeds derived of update, microbatch and layer, or from the "
+        "workers' global generators (default: none)",
+    )
 
 
 def _lifecycle(options: argparse.Namespace) -> int:
@@ -210,16 +223,17 @@ def _lifecycle(options: argparse.Namespace) -> int:
     check(options.operator)  # before anything is made for the run
     from trainer.lifecycle.experiment import run_experiment
     from trainer.lifecycle.record import Settings
-    from trainer.preparation.planning import profile
+    from trainer.preparation.planning import profile, with_dropout
 
     settings = Settings(
         out=fresh_folder(options.out),
-        profile=profile(options.profile),
+        profile=with_dropout(profile(options.profile), options.dropout),
         operator=options.operator,
         mode=options.mode,
         compute=options.compute,
         kernels=options.kernels,
         sabotage=options.sabotage,
+        drift=options.allow_numerics_drift,
     )
     run_experiment(settings, sys.stdout)
     return 0
@@ -227,13 +241,14 @@ def _lifecycle(options: argparse.Namespace) -> int:
 
 def _prepare(options: argparse.Namespace) -> int:
     import ckptstore
-    from trainer.preparation.planning import profile
+    from trainer.preparation.planning import profile, with_dropout
     from trainer.preparation.prepare import choose_compute, prepare
 
     if options.store is not None:
         ckptstore.open(options.store, create=True)  # a mistake in it is told before anything is made
     compute = options.compute or choose_compute(options.kernels)
-    made = prepare(profile(options.profile), options.out, compute=compute, kernels=options.kernels, mode=options.mode)
+    wanted = with_dropout(profile(options.profile), options.dropout)
+    made = prepare(wanted, options.out, compute=compute, kernels=options.kernels, mode=options.mode)
     store = ckptstore.open(str(options.out / "store") if options.store is None else options.store, create=True)
     trees = [store.put_tree(folder) for folder in (made.plan_dir, made.inputs_dir, made.sources_dir)]
     identity = store.put_preparation(*trees)

@@ -227,6 +227,7 @@ def _plans() -> list[bytes]:
             Update(3, (Microbatch(("a", "b"), 9),), 8.0),
         ),
         recipe=Recipe(),
+        dropout=None,
         commits=(1, 3),
         fingerprints=1,
         drill=Drill(2, 1, "forward", 1, "kill"),

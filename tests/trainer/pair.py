@@ -15,8 +15,9 @@ from trainer.compute.transport import LocalGroup, local_groups
 from trainer.lifecycle.commits import push_shards
 from trainer.preparation import prepare
 from trainer.preparation.prepare import Prepared
-from trainer.workers import events
+from trainer.workers import events, fingerprints
 from trainer.workers.events import Emitter, Event
+from trainer.workers.fingerprints import Fingerprint
 from trainer.workers.hosts import STORE, Host
 from trainer.workers.orders import Arm, Order, Restore, Save, Start, Train
 from trainer.workers.reports import update_result
@@ -102,6 +103,11 @@ class Pair:
     def results(self) -> dict[int, UpdateResult]:
         """Results of the updates made, by update."""
         return {event["update"]: update_result(event) for event in self.said(0) if event.name == "update"}
+
+    def fingerprint(self, update: int) -> Fingerprint:
+        """Of an update that was made."""
+        told = [{e["update"]: e for e in self.said(shard) if e.name == "update"}[update] for shard in range(2)]
+        return fingerprints.make(self.results()[update], [fingerprints.state_of(event) for event in told])
 
     def save(self, attempt: object, step: int) -> list[ShardReceipt]:
         """All shards to their hosts' stores."""

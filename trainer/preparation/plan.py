@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ckptstore.errors import MalformedError, NotFoundError
 from ckptstore.format.digest import Digest
 from trainer.compute.config import Config, Decoding, Ownership, Recipe, partition
+from trainer.compute.dropout import Dropout
 from trainer.compute.numerics import PROFILES
 from trainer.preparation import records
 
@@ -181,6 +182,7 @@ class Plan:
     documents: tuple[Entry, ...]
     updates: tuple[Update, ...]
     recipe: Recipe
+    dropout: Dropout | None
     commits: tuple[int, ...]
     fingerprints: int
     drill: Drill

@@ -38,7 +38,7 @@ def compare_update(expected: Fingerprint, made: Fingerprint) -> Difference | Non
         wrong.insert(0, f"the record has update {expected.update} in its place")
     tensors = _differing(_by_name(expected), _by_name(made)) if expected.state else []
     if tensors:
-        wrong.append(f"{_listed(tensors)} not as recorded")
+        wrong.append(f"weights or moments are not as recorded: {_listed(tensors)}")
     return Difference(made.update, tensors[0] if tensors else None, "; ".join(wrong)) if wrong else None
 
 

@@ -86,6 +86,7 @@ class Session:
             owners,
             plan.recipe,
             recompute=plan.numerics.recompute,
+            dropout=plan.dropout,
             on_op=self._on_op,
         )
         self._hold: Hold | None = None
