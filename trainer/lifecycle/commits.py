@@ -13,6 +13,7 @@ from ckptstore.format.canonical import Json
 from trainer.lifecycle import fingerprints
 from trainer.lifecycle.admission import drift
 from trainer.lifecycle.expect import require
+from trainer.lifecycle.replay import agreed_results
 from trainer.workers.group import LaunchedGroup
 from trainer.workers.hosts import STORE, Host
 from trainer.workers.orders import Save
@@ -92,10 +93,11 @@ def _commit(
     binding: Json = None,
 ) -> Committed:
     began = time.monotonic()
-    before = None if parent is None else store.checkpoint(parent)
-    made = fingerprints.taken(group, 1 if before is None else before.step + 1, step)
+    agreed_results(group)
     attempt = store.begin(ref)
     require(f"root of ref {ref} in the {name} store before the commit of step {step}", parent, attempt.parent)
+    before = None if parent is None else store.checkpoint(parent)
+    made = fingerprints.taken(group, 1 if before is None else before.step + 1, step)
     where = STORE if path is None else str(path)
     with store.lease():  # from the tree, which nothing names yet, to the checkpoint that does
         order = Save(str(attempt), step, where, fingerprints.put(store, made))
