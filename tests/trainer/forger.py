@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ckptstore
 from ckptstore import Digest, ShardReceipt, Store
 from trainer.compute import numerics
+from trainer.lifecycle.admission import drift
 from trainer.lifecycle.commits import push_shards
 from trainer.lifecycle.fingerprints import put
 from trainer.preparation import staged
@@ -35,11 +36,12 @@ TENSOR = "model.layers.3.mlp.up_proj.weight"
 @dataclass(frozen=True)
 class Forgery:
     """What is bent: ``role`` of TENSOR after update ``bent``, and whether its record is made after it (``recorded``) or
-    is the honest one."""
+    is the honest one; and the FP32 canary that the checkpoint claims, if another than its parent's."""
 
     role: str
     bent: int
     recorded: bool = True
+    canary: str = ""
 
 
 def forge(area: Path, prepared: Prepared, store: Store, begin: Digest, ref: str, forgery: Forgery) -> Digest:
@@ -65,17 +67,20 @@ def forge(area: Path, prepared: Prepared, store: Store, begin: Digest, ref: str,
             _bend(pair, forgery.role)
             one = replace(one, state=_state(pair)) if forgery.recorded else one
         record.append(one)
+    binding = numerics.stored_binding(parent.binding)
+    if forgery.canary:
+        binding["canary.float32"] = forgery.canary
     attempt = store.begin(ref)
     order = Save(str(attempt), last, STORE, put(store, record))
     receipts = []
     for session, own in zip(pair.sessions, generators, strict=True):
         _set_generators(own)
-        session.binding = numerics.stored_binding(parent.binding)
+        session.binding = binding
         session.carry_out(order)
         said = pair.said(len(receipts))[-1]
         receipts.append(ShardReceipt.parse(said["receipt"].encode()))
     push_shards(pair.hosts, receipts, store, "operator")
-    return store.commit(attempt, receipts)
+    return store.commit(attempt, receipts, deviations=drift(parent, receipts[0].binding))
 
 
 def _restored(pair: Pair, index: int, store: Store, root: Digest) -> tuple[Any, ...]:
@@ -125,7 +130,7 @@ def frozen(folder: Path) -> Prepared:
 def forged_elsewhere(area: Path, folder: Path, store: Path, begin: str, ref: str, forgery: Forgery) -> str:
     """As :func:`forge`, in a process that computes as workers do; returns the root."""
     kernels = frozen(folder).plan.numerics.kernels
-    given = [area, folder, store, begin, ref, forgery.role, forgery.bent, int(forgery.recorded)]
+    given = [area, folder, store, begin, ref, forgery.role, forgery.bent, int(forgery.recorded), forgery.canary]
     done = subprocess.run(
         [sys.executable, __file__, *map(str, given)],
         env={**os.environ, **numerics.env_for(kernels), "PYTHONPATH": str(ROOT)},
@@ -140,9 +145,9 @@ def forged_elsewhere(area: Path, folder: Path, store: Path, begin: str, ref: str
 
 
 def main() -> None:
-    area, folder, url, begin, ref, role, bent, recorded = sys.argv[1:]
+    area, folder, url, begin, ref, role, bent, recorded, canary = sys.argv[1:]
     store = ckptstore.open(url)
-    forgery = Forgery(role, int(bent), bool(int(recorded)))
+    forgery = Forgery(role, int(bent), bool(int(recorded)), canary)
     print(forge(Path(area), frozen(Path(folder)), store, store.resolve(begin), ref, forgery))
 
 
