@@ -17,7 +17,7 @@ from ckptstore.errors import UsageError
 from tests.trainer.conftest import in_threads
 from tests.trainer.pair import Pair, store_preparation
 from tests.trainer.small import small_profile
-from trainer.compute.dropout import DERIVED, GENERATORS, MASKS, Dropout
+from trainer.compute.dropout import DERIVED, GENERATORS, Dropout
 from trainer.preparation import planning, prepare
 from trainer.preparation.plan import Plan
 from trainer.workers.orders import Restore
@@ -91,7 +91,7 @@ def forgotten(pair: Pair, root: Digest) -> None:
     torch.manual_seed(1)
 
 
-@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("masks", [GENERATORS, pytest.param(DERIVED, marks=pytest.mark.deep)])
 def test_the_generators_decide_the_bits_exactly_where_masks_come_from_them(
     process: None, tmp_path: Path, masks: str
 ) -> None:
