@@ -14,10 +14,11 @@ import torch
 import ckptstore
 from ckptstore import Digest, Store
 from ckptstore.errors import UsageError
+from tests.trainer.attack import Attack
 from tests.trainer.conftest import in_threads
 from tests.trainer.pair import Pair, store_preparation
 from tests.trainer.small import small_profile
-from trainer.compute.dropout import DERIVED, GENERATORS, Dropout
+from trainer.compute.dropout import DERIVED, GENERATORS, MASKS, Dropout
 from trainer.preparation import planning, prepare
 from trainer.preparation.plan import Plan
 from trainer.workers.orders import Restore
@@ -110,3 +111,11 @@ def test_the_generators_decide_the_bits_exactly_where_masks_come_from_them(
     states = [event["state"] for event in pair.said(0) if event.name == "update" and event["update"] == 2]
     assert states[1] == states[0]
     assert (states[2] == states[0]) == (masks == DERIVED)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("masks", MASKS)
+def test_a_run_that_drops_is_recovered_to_the_root_of_the_run_without_a_loss(tmp_path: Path, masks: str) -> None:
+    code, out, errors = Attack(tmp_path / "run", "--dropout", masks).end()
+    assert code == 0, f"{out}\n{errors}"
+    assert "equal: root, and losses and norms of 2 updates, bit for bit" in out
