@@ -18,7 +18,7 @@ import pytest
 import ckptstore
 from ckptstore import Digest, Store
 from ckptstore.format.values import from_json
-from tests.trainer.attack import Attack
+from tests.trainer.attack import SMALL
 from tests.trainer.forger import TENSOR, Forgery, forged_elsewhere
 from trainer.replay.command import replay
 
@@ -61,14 +61,17 @@ class Copied:
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Copied:
     folder = tmp_path_factory.mktemp("replay")
-    code, out, errors = Attack(folder / "run").end()
-    assert code == 0, f"{out}\n{errors}"
+    command = [sys.executable, str(SMALL), "lifecycle", "--out", str(folder / "run"), "--compute", "float32"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     shutil.copytree(folder / "run" / "operator", folder / "elsewhere")
     shutil.move(folder / "run" / "prepared", folder / "prepared")
     shutil.rmtree(folder / "run")
     store = ckptstore.open(folder / "elsewhere")
     eight, four, two = (root for root, _ in store.history(store.resolve("lifecycle")))
-    assert f"replay {two.hex[:12]} {four.hex[:12]} --store" in out
+    assert f"replay {two.hex[:12]} {four.hex[:12]} --store" in done.stdout
     return Copied(store, folder / "prepared", (two, four, eight))
 
 

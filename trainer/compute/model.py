@@ -108,7 +108,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Weight(cfg.hidden)
         self.mlp = FeedForward(cfg)
 
-    def forward(self, x: Tensor, places: Places, cast: Cast, keep: Keep | None = None, drop: Drop | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, places: Places, cast: Cast, keep: Keep | None = None, drop: Drop | None = None
+    ) -> Tensor:
         attended: Tensor = self.self_attn(_rms_norm(x, self.input_layernorm.weight, self.eps), places, cast, keep)
         x = x + (attended if drop is None else drop(attended))
         fed: Tensor = self.mlp(_rms_norm(x, self.post_attention_layernorm.weight, self.eps), cast)
