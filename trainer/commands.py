@@ -170,6 +170,13 @@ def _prepared_options(parser: argparse.ArgumentParser) -> None:
     from trainer.preparation.planning import PROFILES
 
     parser.add_argument("--profile", choices=sorted(PROFILES), default="demo", help="what is trained (default: demo)")
+    parser.add_argument(
+        "--start",
+        type=Path,
+        metavar="PATH",
+        help="model to train in place of the profile's: a GGUF file, or a Hugging Face directory of the Llama shape "
+        "(config.json, safetensors, tokenizer.json, chat template)",
+    )
     parser.add_argument("--mode", choices=(KILL, STOP), default=KILL, help="how the host is lost (default: kill)")
     parser.add_argument(
         "--compute", choices=COMPUTE, help="compute dtype (default: bfloat16 where the CPU has kernels)"
@@ -193,6 +200,7 @@ def _lifecycle(options: argparse.Namespace) -> int:
         compute=options.compute,
         kernels=options.kernels,
         sabotage=options.sabotage,
+        start=options.start,
     )
     run_experiment(settings, sys.stdout)
     return 0
@@ -206,7 +214,14 @@ def _prepare(options: argparse.Namespace) -> int:
     if options.store is not None:
         ckptstore.open(options.store, create=True)  # a mistake in it is told before anything is made
     compute = options.compute or choose_compute(options.kernels)
-    made = prepare(profile(options.profile), options.out, compute=compute, kernels=options.kernels, mode=options.mode)
+    made = prepare(
+        profile(options.profile),
+        options.out,
+        compute=compute,
+        kernels=options.kernels,
+        mode=options.mode,
+        start=options.start,
+    )
     store = ckptstore.open(str(options.out / "store") if options.store is None else options.store, create=True)
     trees = [store.put_tree(folder) for folder in (made.plan_dir, made.inputs_dir, made.sources_dir)]
     identity = store.put_preparation(*trees)

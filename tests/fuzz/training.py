@@ -19,7 +19,7 @@ from tests.fuzz.target import Target, Tree, dump_json, load_json
 from trainer.compute import weights
 from trainer.compute.config import PRESETS, Decoding, Recipe
 from trainer.compute.transport import Channel, Group, raw_bytes
-from trainer.data import cohorts, families, tokenizer
+from trainer.data import bytetokenizer, cohorts, families, tokenizer
 from trainer.data.cohorts import Document
 from trainer.errors import PeerLostError
 from trainer.preparation.plan import (
@@ -273,13 +273,13 @@ def _questions() -> list[bytes]:
 
 
 @cache
-def _tokenizer() -> tokenizer.ByteTokenizer:
+def _tokenizer() -> tokenizer.Tokenizer:
     return tokenizer.from_files(_files())
 
 
 @cache
 def _files() -> dict[str, bytes]:
-    return tokenizer.files(_templates()[0])
+    return bytetokenizer.files(_templates()[0])
 
 
 def _tokenizer_json(data: bytes, _folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from ckptstore.errors import MalformedError, NotFoundError
 from ckptstore.format import canonical
 from tests.support.demo import demo_cohorts, demo_inputs, demo_plan, demo_tokenizer
-from trainer.data.tokenizer import PAD
+from trainer.data.bytetokenizer import PAD
 from trainer.preparation.plan import Plan, Update
 
 
