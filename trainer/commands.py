@@ -80,6 +80,18 @@ def _parser() -> argparse.ArgumentParser:
 
     _repartition_parser(commands)
 
+    export = commands.add_parser(
+        "export",
+        help="write a checkpoint of a run as a Hugging Face directory",
+        description="Write config.json, the tokenizer, one safetensors file for each shard and their index. Each part "
+        "is written by a process of its own; with --shard only one of them, from any store that has it.",
+    )
+    export.add_argument("root", help="digest of the checkpoint, its beginning, or a ref")
+    export.add_argument("--store", required=True, metavar="URL", help="the store that has it")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty folder")
+    export.add_argument("--shard", type=int, metavar="N", help="write the part of this shard and nothing else")
+    export.set_defaults(name="export", command=_export)
+
     server = commands.add_parser(
         "s3server",
         help="start the S3 server that a run left behind",
@@ -235,6 +247,22 @@ def _repartition(options: argparse.Namespace) -> int:
     from trainer.repartition import repartition
 
     repartition(options.root, options.cuts, options.store, options.ref, sys.stdout)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    import ckptstore
+    from trainer.export import export_model, export_part
+
+    store = ckptstore.open(options.store)
+    root = store.resolve(options.root)
+    if options.shard is not None:
+        print(export_part(store, root, options.shard, options.out))
+        return 0
+    done = export_model(store, root, options.out)
+    for name, size in done.files.items():
+        print(f"{size:>15,}  {name}")
+    print(f"{done.parameters:,} parameters of {root} in {done.directory}")
     return 0
 
 

@@ -7,15 +7,17 @@ import struct
 import zlib
 from collections.abc import Iterator
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ckptstore.errors import NotFoundError
+from ckptstore.errors import MalformedError, NotFoundError
 from ckptstore.format.digest import Digest
 from tests.fuzz.files import HEADER_BOMBS
 from tests.fuzz.target import Target, Tree, dump_json, load_json
+from tests.support.tinymodel import SMALLEST, gguf_file, pair, text, tiny_metadata, tiny_tensors
 from trainer.compute import weights
 from trainer.compute.config import PRESETS, Decoding, Recipe
 from trainer.compute.transport import Channel, Group, raw_bytes
@@ -36,6 +38,9 @@ from trainer.preparation.plan import (
     Timeouts,
     Update,
 )
+from trainer.starting.directory import config_of, describe
+from trainer.starting.gguf import read_header
+from trainer.starting.llama_gguf import open_gguf, stored_name
 from trainer.workers import orders, reports
 from trainer.workers.events import Event
 
@@ -53,6 +58,7 @@ def targets() -> Iterator[Target]:
         ("training-document", _document, _documents, cohorts.LINE_LIMIT, 200),
         ("question", _question, _questions, 2**16, 400),
         ("tokenizer-json", _tokenizer_json, _tokenizer_files, 2**16, 20),
+        ("model-config", _model_config, _model_configs, 2**16, 200),
     ):
         yield Target(
             name,
@@ -98,6 +104,15 @@ def targets() -> Iterator[Target]:
         load=_header,
         dump=_with_header,
         bombs=HEADER_BOMBS,
+        executions=250,
+    )
+    yield Target(
+        "gguf",
+        _gguf,
+        _gguf_files,
+        2**20,
+        (b"GGUF", struct.pack("<I", 8), struct.pack("<I", 9), struct.pack("<Q", 2**40), b"general.alignment"),
+        bombs=_GGUF_BOMBS,
         executions=250,
     )
 
@@ -373,3 +388,65 @@ def _with_header(data: bytes, tree: Tree) -> bytes:
     length = int.from_bytes(data[:8], "little")
     header = json.dumps(tree, separators=(",", ":")).encode()
     return struct.pack("<Q", len(header)) + header + data[8 + length :]
+
+
+def _model_config(data: bytes, _folder: Path) -> None:
+    try:
+        described = json.loads(data)
+    except (ValueError, RecursionError):
+        raise MalformedError("config.json", "not JSON") from None
+    if not isinstance(described, dict):
+        raise MalformedError("config.json", "no object")
+    config = config_of(described)
+    assert config_of(describe(config, 1, {})) == config, "what is written of it says another"
+
+
+def _model_configs() -> list[bytes]:
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    described = describe(PRESETS["smollm2-135m"], 8192, {"eos_token_id": 2})
+    return [json.dumps(described).encode(), json.dumps({**described, **rotary}).encode()]
+
+
+def _gguf(data: bytes, folder: Path) -> None:
+    path = folder / "x.gguf"
+    path.write_bytes(data)
+    file = read_header(path)
+    for name, place in file.places.items():
+        assert file.read(name) == data[place.start : place.stop], "a tensor has other bytes than its place"
+    source = open_gguf(path, "")
+    source.tokenizer()
+    for name in ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight"):
+        assert 4 * prod(source.file.places[stored_name(name)].shape) == len(source.read(name).data), (
+            "values are missing"
+        )
+
+
+@cache
+def _gguf_files() -> list[bytes]:
+    """A whole model, a file without tensors, and one of single values."""
+    metadata = tiny_metadata(SMALLEST)
+    values: dict[str, object] = {"a": 1, "b": 1.5, "c": True, "d": "e", "f": [1, 2], "g": ["h", ""]}
+    return [
+        gguf_file(metadata, tiny_tensors(SMALLEST)),
+        gguf_file({key: value for key, value in metadata.items() if "ggml" not in key}, []),
+        gguf_file(values, []),
+    ]
+
+
+def _gguf_header(pairs: int, body: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, pairs) + body
+
+
+_GGUF_BOMBS = {
+    "empty arrays": lambda size: _gguf_header(
+        1, text("k") + struct.pack("<IIQ", 9, 9, size // 12 - 9) + struct.pack("<IQ", 4, 0) * (size // 12 - 9)
+    ),
+    "empty texts": lambda size: _gguf_header(
+        1, text("k") + struct.pack("<IIQ", 9, 8, size // 8 - 9) + bytes(8 * (size // 8 - 9))
+    ),
+    "bytes one by one": lambda size: _gguf_header(
+        1, text("k") + struct.pack("<IIQ", 9, 1, size - 99) + bytes(size - 99)
+    ),
+    "many keys": lambda size: _gguf_header(size // 20, b"".join(pair(f"{i:07}", i) for i in range(size // 20))),
+    "a text": lambda size: _gguf_header(1, text("k") + struct.pack("<I", 8) + text("a" * (size - 99))),
+}

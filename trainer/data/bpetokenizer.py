@@ -27,8 +27,13 @@ class BpeTokenizer:
     end: int
     pad: int
     vocabulary: int
+    _named: Mapping[str, int] = field(repr=False, compare=False)
     _library: Library = field(repr=False, compare=False)
     _conversations: Conversations = field(repr=False, compare=False)
+
+    def special(self, role: str) -> int | None:
+        """The id of the token that the files name for ``role``; None if they name none."""
+        return self._named.get(role)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a rendered text, in which the texts of added tokens stand for these; nothing is put around it."""
@@ -82,7 +87,7 @@ def bpe_tokenizer(
         compile_template(template, named), lambda text: _encode(library, text), tuple(specials), end
     )
     # Padding stands behind all that is learned and weighs nothing, so any token serves where none is named.
-    return BpeTokenizer(identity, end, ids.get("pad_token", end), vocabulary, library, conversations)
+    return BpeTokenizer(identity, end, ids.get("pad_token", end), vocabulary, ids, library, conversations)
 
 
 def _load(data: bytes) -> Library:

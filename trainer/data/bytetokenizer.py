@@ -63,6 +63,11 @@ class ByteTokenizer:
         """260."""
         return VOCABULARY
 
+    def special(self, role: str) -> int | None:
+        """BOS, SEP, EOS or PAD."""
+        name = _SPECIALS_MAP.get(role)
+        return _SPECIAL_IDS[name] if isinstance(name, str) else None
+
     def encode(self, text: str) -> list[int]:
         """Ids of a rendered text: its UTF-8 bytes, and one id for each special token in it."""
         return encode(text)
@@ -110,7 +115,7 @@ def files(template: bytes) -> dict[str, bytes]:
         "pre_tokenizer": byte_level,
         "post_processor": None,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": dict(_alphabet()), "merges": []},
+        "model": {"type": "BPE", "vocab": dict(alphabet()), "merges": []},
     }
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, **_SPECIALS_MAP}
     return {
@@ -139,7 +144,7 @@ def byte_tokenizer(described: Mapping[str, object], template: bytes, identity: D
     return ByteTokenizer(identity, conversations)
 
 
-def _alphabet() -> list[tuple[str, int]]:
+def alphabet() -> list[tuple[str, int]]:
     """Byte-level BPE spells each byte as one visible character: itself where it is printable, else from U+0100 up."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -41,6 +41,9 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> int:
         """Ids are below it."""
 
+    def special(self, role: str) -> int | None:
+        """The id of the token that the files name for a role such as ``bos_token``; None if they name none."""
+
     def encode(self, text: str) -> list[int]:
         """Ids of a rendered text, in which the text of a special token stands for it."""
 
