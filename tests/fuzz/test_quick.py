@@ -23,6 +23,7 @@ RUNS = {
     "chat-template": 60,
     "evidence-archive": 150,
     "gguf": 200,
+    "vocabulary": 60,
     "config": 150,
 }
 BOMBS = [(name, bomb) for name, target in targets().items() for bomb in target.bombs]

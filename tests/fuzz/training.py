@@ -7,8 +7,10 @@ import struct
 import zlib
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -115,6 +117,25 @@ def targets() -> Iterator[Target]:
         bombs=_GGUF_BOMBS,
         executions=250,
     )
+    if find_spec("tokenizers") is not None:
+        yield Target(
+            "vocabulary",
+            _vocabulary,
+            _vocabularies,
+            2**20,
+            (
+                b'"BPE"',
+                b'"WordPiece"',
+                b'"Unigram"',
+                b'"byte_fallback":true',
+                b'"Replace"',
+                b'"Regex"',
+                b'"normalizer"',
+            ),
+            load=load_json,
+            dump=dump_json,
+            executions=20,
+        )
 
 
 class _Wire(Group):
@@ -405,6 +426,23 @@ def _model_configs() -> list[bytes]:
     rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     described = describe(PRESETS["smollm2-135m"], 8192, {"eos_token_id": 2})
     return [json.dumps(described).encode(), json.dumps({**described, **rotary}).encode()]
+
+
+def _vocabulary(data: bytes, _folder: Path) -> None:
+    encoded = tokenizer.from_files({**_vocabulary_files(), "tokenizer.json": data}).document(("Hello", "Hi é\0"))
+    assert len(encoded.ids) == len(encoded.learned), "not as many are learned or given as there are"
+
+
+@cache
+def _vocabulary_files() -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x.gguf"
+        path.write_bytes(_gguf_files()[0])
+        return open_gguf(path, "").tokenizer()
+
+
+def _vocabularies() -> list[bytes]:
+    return [_vocabulary_files()["tokenizer.json"]]
 
 
 def _gguf(data: bytes, folder: Path) -> None:

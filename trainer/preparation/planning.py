@@ -232,7 +232,7 @@ def _denominator(
     return fsum(weights[name] for name in names for learned in encoded[name].learned if learned)
 
 
-def _evaluation(profile: Profile, cohorts: Cohorts, tokenizer: ByteTokenizer) -> Evaluation:
+def _evaluation(profile: Profile, cohorts: Cohorts, tokenizer: Tokenizer) -> Evaluation:
     per_phase = profile.updates_per_phase
     sets = (("test-a", cohorts.test_a, profile.generate), ("test-b", cohorts.test_b, profile.generate))
     asked = [document for _, documents, generate in sets for document in documents[:generate]]
