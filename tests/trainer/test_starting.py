@@ -25,6 +25,9 @@ from tests.support.tinymodel import (
 from trainer.compute import weights
 from trainer.compute.config import PRESETS, halves, param_table, partition
 from trainer.compute.weights import StoredTensor
+from trainer.data import cohorts, conversations
+from trainer.data.template import TEMPLATE, compile_template
+from trainer.data.tokenizer import from_files
 from trainer.preparation import planning, prepare
 from trainer.starting import smollm2
 from trainer.starting.dequantise import dequantise
@@ -251,3 +254,26 @@ def test_other_bytes_of_a_tensor_are_found_when_they_are_no_numbers(tmp_path: Pa
     source.file.path.write_bytes(data)
     with pytest.raises(CorruptError, match="output_norm"):
         source.read("model.norm.weight")
+
+
+def test_the_installed_model_has_the_shape_and_the_words_of_its_profile() -> None:
+    """The package is no dependency; where it is installed, it is the one that the profile was made for."""
+    pytest.importorskip("tokenizers", reason="the tokenizers library is not installed")
+    try:
+        source = smollm2.open_installed()
+    except NotFoundError as error:
+        pytest.skip(error.why)
+    profile = planning.profile("smollm2-135m")
+    assert source.config == profile.config
+    rendered = from_files(source.tokenizer())
+    assert (rendered.end, rendered.vocabulary) == (2, 49_152)
+    prompt = rendered.decode(rendered.prompt(["Hello"]))
+    assert prompt.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert prompt.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+    render = compile_template(source.tokenizer()[TEMPLATE], {})
+    eligible = planning.short_enough(conversations.load().conversations, rendered, profile.conversation_tokens)
+    for documents in cohorts.draw(profile.seed, profile.counts, eligible).sets().values():
+        for document in documents:
+            whole, encoded = rendered.encode(render(document.turns)), rendered.document(document.turns)
+            assert tuple(whole[: len(encoded.ids)]) == encoded.ids
+            assert rendered.decode(whole[len(encoded.ids) :]) == "\n"

@@ -120,7 +120,7 @@ def open_source(profile: Profile, start: Path | None) -> Source:
         NotFoundError, MalformedError, CorruptError: they are absent, no model of this shape, or damaged.
     """
     if start is not None and start.suffix == ".gguf" and not start.is_dir():
-        return open_gguf(start, f"Weights and tokenizer were read from the file {start.name}.\n")
+        return open_gguf(start, "Weights and tokenizer are those of a GGUF file.\n")
     if start is not None:
         return open_directory(start)
     if profile.start == INSTALLED:

@@ -36,8 +36,8 @@ class DirectorySource:
 
     @property
     def notice(self) -> str:
-        """Where the weights come from; the directory does not say under which licence."""
-        return f"Weights and tokenizer were read from the directory {self.directory.name}.\n"
+        """Where the weights come from. The directory's name is left out: another one would be another preparation."""
+        return "Weights and tokenizer are those of a Hugging Face directory.\n"
 
     @property
     def known(self) -> Digest | None:
