@@ -87,9 +87,7 @@ def export_model(store: Store, root: Digest, directory: Path) -> Exported:
             made.chmod(0o755)
             plan = _write_described(store, root, checkpoint, made)
             _write_parts(store, root, len(checkpoint.shards), made)
-            parameters = _write_index(
-                plan, [part_name(i, len(checkpoint.shards)) for i in range(len(checkpoint.shards))], made
-            )
+            parameters = _write_index(plan, len(checkpoint.shards), made)
             files = {path.name: path.stat().st_size for path in sorted(made.iterdir())}
             with suppress(FileNotFoundError):
                 target.rmdir()
@@ -159,7 +157,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-def _write_index(plan: Plan, names: list[str], directory: Path) -> int:
+def _write_index(plan: Plan, count: int, directory: Path) -> int:
     """The index of the parts, from their headers; returns the number of parameters.
 
     Raises:
@@ -168,7 +166,7 @@ def _write_index(plan: Plan, names: list[str], directory: Path) -> int:
     where: dict[str, str] = {}
     table = dict(param_table(plan.config))
     size = 0
-    for name in names:
+    for name in (part_name(shard, count) for shard in range(count)):
         for tensor, place in weights.places(directory / name).items():
             if tensor in where or table.get(tensor) != place.shape:
                 why = f"{tensor} of shape {list(place.shape)} has no place in the model of the plan"
