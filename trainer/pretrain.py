@@ -23,10 +23,10 @@ from ckptstore.format.digest import Digest
 from trainer.compute import numerics, weights
 from trainer.compute.batch import Batch
 from trainer.compute.config import Decoding, Recipe, partition
-from trainer.data import cohorts, conversations, families, tokenizer
+from trainer.data import bytetokenizer, cohorts, conversations, families, tokenizer
 from trainer.data.cohorts import CONVERSATION, Cohorts, Document
 from trainer.data.draws import Draws
-from trainer.data.tokenizer import ByteTokenizer
+from trainer.data.tokenizer import Tokenizer
 from trainer.preparation import planning, prepare
 from trainer.preparation.inputs import padded
 from trainer.preparation.planning import Profile
@@ -51,7 +51,7 @@ class Lesson:
     cohorts: Cohorts
 
 
-def lesson(profile: Profile, rendered: ByteTokenizer) -> Lesson:
+def lesson(profile: Profile, rendered: Tokenizer) -> Lesson:
     """The documents of pretraining: fresh easy tasks, and the conversations that the cohorts left over, repeatedly.
 
     Raises:
@@ -73,12 +73,14 @@ def lesson(profile: Profile, rendered: ByteTokenizer) -> Lesson:
     return Lesson(updates, drawn)
 
 
-def batch(documents: Sequence[Document], rendered: ByteTokenizer, conversation_weight: float) -> Batch:
+def batch(documents: Sequence[Document], rendered: Tokenizer, conversation_weight: float) -> Batch:
     """The documents of one update in microbatches, weighted as in the phases of a run."""
     rows = {one.name: (rendered.document(one.turns), 1.0 if one.is_task else conversation_weight) for one in documents}
     lengths = {name: len(encoded.ids) for name, (encoded, _) in rows.items()}
     groups = planning.group(list(rows), MICROBATCHES, lengths)
-    return Batch(tuple(padded([rows[name] for name in group.documents], group.length) for group in groups))
+    return Batch(
+        tuple(padded([rows[name] for name in group.documents], group.length, rendered.pad) for group in groups)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,7 +144,7 @@ def pretrain() -> tuple[bytes, dict[str, Json]]:
 
 
 def _measure(
-    shard: Shard, group: Group, rendered: ByteTokenizer, documents: Sequence[Document], profile: Profile
+    shard: Shard, group: Group, rendered: Tokenizer, documents: Sequence[Document], profile: Profile
 ) -> dict[str, Json]:
     """Mean loss in nats a document, and for tasks the right answers among those that are generated."""
     from trainer.compute import generate
@@ -157,7 +159,7 @@ def _measure(
         prompts = [rendered.prompt(one.turns[:1]) for one in asked]
         cap = profile.token_cap
         shape = Decoding.fitting(max(map(len, prompts)), cap, block=planning.BLOCK, slots=planning.SLOTS)
-        answers = generate.greedy(shard, group, prompts, decoding=shape, cap=cap, end=tokenizer.EOS, step=UPDATES)
+        answers = generate.greedy(shard, group, prompts, decoding=shape, cap=cap, end=rendered.end, step=UPDATES)
         right = [
             families.check(one.turns[0], rendered.decode(answer.ids)) and answer.ended
             for one, answer in zip(asked, answers, strict=True)
@@ -188,8 +190,8 @@ def _compare(data: bytes, record: dict[str, Json]) -> int:
     raise MismatchError("starting weights", why)
 
 
-def _tokenizer() -> ByteTokenizer:
-    return tokenizer.from_files(tokenizer.files(prepare.TEMPLATE_ASSET.read_bytes()))
+def _tokenizer() -> Tokenizer:
+    return tokenizer.from_files(bytetokenizer.files(prepare.TEMPLATE_ASSET.read_bytes()))
 
 
 def _endless(documents: Sequence[Document]) -> Iterator[Document]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,8 +51,15 @@ class Imported:
     nbytes: int
 
 
-def export_weights(store: Store, root: Digest, path: Path, *, progress: OnProgress | None = None) -> Exported:
-    """Write the weights and buffers of a checkpoint, of all its shards, as one new safetensors file.
+def export_weights(
+    store: Store,
+    root: Digest,
+    path: Path,
+    *,
+    shards: Collection[int] | None = None,
+    progress: OnProgress | None = None,
+) -> Exported:
+    """Write the weights and buffers of a checkpoint, of all its shards or of some, as one new safetensors file.
 
     Every byte is verified when it is read from the store, and the finished file is read back. ``progress`` is called
     with (bytes done, bytes in all). A tensor with several
@@ -63,7 +70,7 @@ def export_weights(store: Store, root: Digest, path: Path, *, progress: OnProgre
         RefusedError: a dtype or a name that safetensors lacks (named), no weights, or ``path`` exists.
         CorruptError, NotFoundError, MalformedError: stored bytes are bad; nothing was written.
     """
-    closure = store.closure(root, files=False)
+    closure = store.closure(root, shards, files=False)
     assert closure.checkpoint is not None
     found: dict[str, tuple[TensorEntry, ChunkSource]] = {}
     for index in sorted(closure.shards):

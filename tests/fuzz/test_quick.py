@@ -17,7 +17,15 @@ from tests.fuzz.plain import fuzz
 from tests.fuzz.target import MEMORY, Finding, Target, accepts, peak_memory
 from tests.fuzz.watch import watched
 
-RUNS = {"command-line": 40, "safetensors-import": 15, "chat-template": 60, "evidence-archive": 150, "config": 150}
+RUNS = {
+    "command-line": 40,
+    "safetensors-import": 15,
+    "chat-template": 60,
+    "evidence-archive": 150,
+    "gguf": 200,
+    "vocabulary": 60,
+    "config": 150,
+}
 BOMBS = [(name, bomb) for name, target in targets().items() for bomb in target.bombs]
 FOUND = [(name, wrong) for name, inputs in found().items() for wrong in inputs]
 

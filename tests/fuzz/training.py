@@ -8,19 +8,23 @@ import struct
 import zlib
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
+from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
-from ckptstore.errors import NotFoundError
+from ckptstore.errors import MalformedError, NotFoundError
 from ckptstore.format.digest import Digest
 from tests.fuzz.files import HEADER_BOMBS
 from tests.fuzz.target import Target, Tree, dump_json, load_json
+from tests.support.tinymodel import SMALLEST, gguf_file, pair, text, tiny_metadata, tiny_tensors
 from trainer.compute import weights
 from trainer.compute.config import PRESETS, Decoding, Recipe
 from trainer.compute.transport import Channel, Group, raw_bytes
-from trainer.data import cohorts, families, tokenizer
+from trainer.data import bytetokenizer, cohorts, families, tokenizer
 from trainer.data.cohorts import Document
 from trainer.errors import PeerLostError
 from trainer.preparation.plan import (
@@ -37,6 +41,9 @@ from trainer.preparation.plan import (
     Timeouts,
     Update,
 )
+from trainer.starting.directory import config_of, describe
+from trainer.starting.gguf import read_header
+from trainer.starting.llama_gguf import open_gguf, stored_name
 from trainer.workers import fingerprints, orders, reports
 from trainer.workers.events import Event
 from trainer.workers.fingerprints import Fingerprint, TensorFingerprint
@@ -56,6 +63,7 @@ def targets() -> Iterator[Target]:
         ("training-document", _document, _documents, cohorts.LINE_LIMIT, 200),
         ("question", _question, _questions, 2**16, 400),
         ("tokenizer-json", _tokenizer_json, _tokenizer_files, 2**16, 20),
+        ("model-config", _model_config, _model_configs, 2**16, 200),
     ):
         yield Target(
             name,
@@ -103,6 +111,34 @@ def targets() -> Iterator[Target]:
         bombs=HEADER_BOMBS,
         executions=250,
     )
+    yield Target(
+        "gguf",
+        _gguf,
+        _gguf_files,
+        2**20,
+        (b"GGUF", struct.pack("<I", 8), struct.pack("<I", 9), struct.pack("<Q", 2**40), b"general.alignment"),
+        bombs=_GGUF_BOMBS,
+        executions=250,
+    )
+    if find_spec("tokenizers") is not None:
+        yield Target(
+            "vocabulary",
+            _vocabulary,
+            _vocabularies,
+            2**20,
+            (
+                b'"BPE"',
+                b'"WordPiece"',
+                b'"Unigram"',
+                b'"byte_fallback":true',
+                b'"Replace"',
+                b'"Regex"',
+                b'"normalizer"',
+            ),
+            load=load_json,
+            dump=dump_json,
+            executions=20,
+        )
 
 
 class _Wire(Group):
@@ -289,13 +325,13 @@ def _questions() -> list[bytes]:
 
 
 @cache
-def _tokenizer() -> tokenizer.ByteTokenizer:
+def _tokenizer() -> tokenizer.Tokenizer:
     return tokenizer.from_files(_files())
 
 
 @cache
 def _files() -> dict[str, bytes]:
-    return tokenizer.files(_templates()[0])
+    return bytetokenizer.files(_templates()[0])
 
 
 def _tokenizer_json(data: bytes, _folder: Path) -> None:
@@ -389,3 +425,82 @@ def _with_header(data: bytes, tree: Tree) -> bytes:
     length = int.from_bytes(data[:8], "little")
     header = json.dumps(tree, separators=(",", ":")).encode()
     return struct.pack("<Q", len(header)) + header + data[8 + length :]
+
+
+def _model_config(data: bytes, _folder: Path) -> None:
+    try:
+        described = json.loads(data)
+    except (ValueError, RecursionError):
+        raise MalformedError("config.json", "not JSON") from None
+    if not isinstance(described, dict):
+        raise MalformedError("config.json", "no object")
+    config = config_of(described)
+    assert config_of(describe(config, 1, {})) == config, "what is written of it says another"
+
+
+def _model_configs() -> list[bytes]:
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    described = describe(PRESETS["smollm2-135m"], 8192, {"eos_token_id": 2})
+    return [json.dumps(described).encode(), json.dumps({**described, **rotary}).encode()]
+
+
+def _vocabulary(data: bytes, _folder: Path) -> None:
+    encoded = tokenizer.from_files({**_vocabulary_files(), "tokenizer.json": data}).document(("Hello", "Hi é\0"))
+    assert len(encoded.ids) == len(encoded.learned), "not as many are learned or given as there are"
+
+
+@cache
+def _vocabulary_files() -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x.gguf"
+        path.write_bytes(_gguf_files()[0])
+        return open_gguf(path, "").tokenizer()
+
+
+def _vocabularies() -> list[bytes]:
+    return [_vocabulary_files()["tokenizer.json"]]
+
+
+def _gguf(data: bytes, folder: Path) -> None:
+    path = folder / "x.gguf"
+    path.write_bytes(data)
+    file = read_header(path)
+    for name, place in file.places.items():
+        assert file.read(name) == data[place.start : place.stop], "a tensor has other bytes than its place"
+    source = open_gguf(path, "")
+    source.tokenizer()
+    for name in ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight"):
+        assert 4 * prod(source.file.places[stored_name(name)].shape) == len(source.read(name).data), (
+            "values are missing"
+        )
+
+
+@cache
+def _gguf_files() -> list[bytes]:
+    """A whole model, a file without tensors, and one of single values."""
+    metadata = tiny_metadata(SMALLEST)
+    values: dict[str, object] = {"a": 1, "b": 1.5, "c": True, "d": "e", "f": [1, 2], "g": ["h", ""]}
+    return [
+        gguf_file(metadata, tiny_tensors(SMALLEST)),
+        gguf_file({key: value for key, value in metadata.items() if "ggml" not in key}, []),
+        gguf_file(values, []),
+    ]
+
+
+def _gguf_header(pairs: int, body: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, pairs) + body
+
+
+_GGUF_BOMBS = {
+    "empty arrays": lambda size: _gguf_header(
+        1, text("k") + struct.pack("<IIQ", 9, 9, size // 12 - 9) + struct.pack("<IQ", 4, 0) * (size // 12 - 9)
+    ),
+    "empty texts": lambda size: _gguf_header(
+        1, text("k") + struct.pack("<IIQ", 9, 8, size // 8 - 9) + bytes(8 * (size // 8 - 9))
+    ),
+    "bytes one by one": lambda size: _gguf_header(
+        1, text("k") + struct.pack("<IIQ", 9, 1, size - 99) + bytes(size - 99)
+    ),
+    "many keys": lambda size: _gguf_header(size // 20, b"".join(pair(f"{i:07}", i) for i in range(size // 20))),
+    "a text": lambda size: _gguf_header(1, text("k") + struct.pack("<I", 8) + text("a" * (size - 99))),
+}

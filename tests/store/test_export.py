@@ -69,6 +69,21 @@ def test_export_and_import_give_back_every_tensor_and_the_state_root(store: Stor
     assert store.verify("again").ok
 
 
+def test_each_shard_can_be_exported_by_itself(store: Store, tmp_path: Path) -> None:
+    """From a store that has no other shard, too."""
+    parts = [parameters(a=torch.ones(3)), parameters(b=torch.zeros(2, 2), c=torch.tensor(7))]
+    root = save(store, "main", *parts)
+    partial = ckptstore.open(tmp_path / "partial", create=True)
+    ckptstore.pull(store, partial, root, shards=[1], files=False)
+    for source, shard, names in ((store, 0, {"a"}), (store, 1, {"b", "c"}), (partial, 1, {"b", "c"})):
+        path = tmp_path / f"{source is partial}-{shard}.safetensors"
+        assert ckptstore.export_weights(source, root, path, shards=[shard]).tensors == len(names)
+        assert load_file(path).keys() == names
+    assert (tmp_path / "True-1.safetensors").read_bytes() == (tmp_path / "False-1.safetensors").read_bytes()
+    with pytest.raises(ckptstore.CkptStoreError):
+        ckptstore.export_weights(partial, root, tmp_path / "other.safetensors", shards=[0])
+
+
 def test_an_exported_file_is_read_by_the_library_as_it_was(store: Store, tmp_path: Path) -> None:
     model = Tied()
     root = save(store, "main", model)

@@ -8,17 +8,17 @@ from pathlib import Path
 from ckptstore.format.digest import Digest
 from ckptstore.format.tensors import chunk_lengths
 from ckptstore.format.tree import File, Tree
-from trainer.data import cohorts, conversations, tokenizer
+from trainer.data import bytetokenizer, cohorts, conversations, tokenizer
 from trainer.data.cohorts import Cohorts
-from trainer.data.tokenizer import ByteTokenizer
+from trainer.data.tokenizer import Tokenizer
 from trainer.preparation import planning, prepare
 from trainer.preparation.inputs import Inputs
 from trainer.preparation.plan import Numerics, Plan
 
 
 @cache
-def demo_tokenizer() -> ByteTokenizer:
-    return tokenizer.from_files(tokenizer.files(prepare.TEMPLATE_ASSET.read_bytes()))
+def demo_tokenizer() -> Tokenizer:
+    return tokenizer.from_files(bytetokenizer.files(prepare.TEMPLATE_ASSET.read_bytes()))
 
 
 @cache

@@ -41,6 +41,7 @@ def test_the_default_cut_splits_each_preset_in_two(preset: str, first: int, seco
 def test_a_parameter_is_twelve_bytes_stored_and_sixteen_in_training() -> None:
     zero, one = partition(PRESETS["smollm2-1.7b"], DEFAULT_CUTS["smollm2-1.7b"])
     assert (zero.stored_bytes, one.stored_bytes) == (10_066_894_848, 10_469_621_760)
+    assert zero.stored_bytes + one.stored_bytes == 20_536_516_608
     assert zero.training_bytes + one.training_bytes == 27_382_022_144
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ckptstore.errors import CorruptError, MalformedError, NotFoundError
 from tests.support.demo import demo_inputs, demo_plan
-from trainer.data.tokenizer import EOS
+from trainer.data.bytetokenizer import EOS
 from trainer.scoring import evaluation
 from trainer.scoring.evaluation import Result
 

@@ -15,9 +15,12 @@ import pytest
 
 from ckptstore.errors import MalformedError, NotFoundError
 from ckptstore.format import canonical
+from ckptstore.format.digest import Digest
 from tests.support.demo import demo_cohorts, demo_inputs, demo_plan, demo_tokenizer
-from trainer.data.tokenizer import PAD
-from trainer.preparation.plan import Plan, Update
+from trainer.data import cohorts, conversations
+from trainer.data.bytetokenizer import PAD
+from trainer.preparation import planning
+from trainer.preparation.plan import Numerics, Plan, Update
 
 
 def test_a_plan_comes_back_from_its_bytes() -> None:
@@ -50,6 +53,23 @@ def test_every_update_has_32_documents_of_which_8_are_conversations() -> None:
     for update in demo_plan().updates:
         assert [len(micro.documents) for micro in update.microbatches] == [8, 8, 8, 8]
         assert sum(name.startswith("talk-") for name in update.documents) == 8
+
+
+def test_the_profile_of_the_real_model_is_a_quarter_of_the_demo() -> None:
+    """Rendered as bytes: which documents there are and where they stand depends on no vocabulary."""
+    profile, digest = planning.profile("smollm2-135m"), Digest.of(b"any")
+    eligible = planning.short_enough(conversations.load().conversations, demo_tokenizer(), profile.conversation_tokens)
+    drawn = cohorts.draw(profile.seed, profile.counts, eligible)
+    plan = planning.make_plan(
+        profile, drawn, demo_tokenizer(), digest, digest, Numerics("bfloat16", "native"), planning.KILL
+    )
+    assert plan.commits == (16, 32, 64)
+    assert {tuple(len(micro.documents) for micro in update.microbatches) for update in plan.updates} == {(4, 4)}
+    assert Counter(name[0] for name in plan.trained("phase-one")) == {"a": 192, "t": 64}
+    assert Counter(name[0] for name in plan.trained("phase-two")) == {"b": 128, "a": 64, "t": 64}
+    assert plan.replayed == plan.trained("phase-one") & plan.trained("phase-two")
+    sets = [(one.name, len(one.documents), one.generate) for one in plan.evaluation.sets]
+    assert sets == [("test-a", 16, 16), ("test-b", 16, 16), ("retention", 16, 0)]
 
 
 def test_what_is_evaluated_is_never_trained() -> None:

@@ -15,7 +15,7 @@ import pytest
 from ckptstore.errors import CorruptError, NotFoundError, RefusedError, UsageError
 from ckptstore.format.digest import Digest
 from trainer.compute import weights
-from trainer.data import tokenizer
+from trainer.data import bytetokenizer
 from trainer.data.cohorts import read
 from trainer.preparation import inputs, planning, prepare
 from trainer.preparation.prepare import Prepared
@@ -147,7 +147,7 @@ def test_other_documents_than_planned_are_refused(prepared: Prepared, tmp_path: 
 
 def test_another_tokenizer_than_planned_is_refused(prepared: Prepared, tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
-    for name, data in tokenizer.files(prepare.TEMPLATE_ASSET.read_bytes() + b" ").items():
+    for name, data in bytetokenizer.files(prepare.TEMPLATE_ASSET.read_bytes() + b" ").items():
         (tmp_path / "tokenizer" / name).write_bytes(data)
     with pytest.raises(CorruptError, match="identity"):
         inputs.load(prepared.plan, tmp_path)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ckptstore.errors import MalformedError, RefusedError
 from tests.support.demo import demo_tokenizer
-from trainer.data import tokenizer
-from trainer.data.tokenizer import BOS, EOS, SEP, SPECIALS
+from trainer.data import bytetokenizer, tokenizer
+from trainer.data.bytetokenizer import BOS, EOS, SEP, SPECIALS, VOCABULARY
 from trainer.preparation.prepare import TEMPLATE_ASSET
 
 TEXT = st.text(min_size=1).filter(lambda text: not any(special in text for special in SPECIALS.values()))
@@ -20,7 +20,7 @@ TEXT = st.text(min_size=1).filter(lambda text: not any(special in text for speci
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    for name, data in tokenizer.files(TEMPLATE_ASSET.read_bytes()).items():
+    for name, data in bytetokenizer.files(TEMPLATE_ASSET.read_bytes()).items():
         (tmp_path / name).write_bytes(data)
     return tmp_path
 
@@ -135,4 +135,4 @@ def test_the_directory_is_one_that_the_tokenizers_library_reads(directory: Path)
     theirs = library.Tokenizer.from_file(str(directory / "tokenizer.json"))
     text = "<|bos|>naïve ☃\n\x00 <|sep|>ok<|eos|>"
     assert theirs.encode(text, add_special_tokens=False).ids == demo_tokenizer().encode(text)
-    assert theirs.get_vocab_size() == tokenizer.VOCABULARY
+    assert theirs.get_vocab_size() == VOCABULARY

@@ -177,6 +177,21 @@ def owned_tensors(cfg: Config, first: int, last: int, *, head: bool) -> Table:
     return tuple(table)
 
 
+def halves(cfg: Config) -> tuple[int, ...]:
+    """The cut that divides a model's parameters most evenly between two shards.
+
+    Raises:
+        UsageError: it has one layer only.
+    """
+    if cfg.layers < 2:
+        raise UsageError("partition", "a model of one layer cannot be shared by two shards")
+
+    def larger(cut: int) -> int:
+        return max(owner.parameters for owner in partition(cfg, (cut,)))
+
+    return (min(range(1, cfg.layers), key=larger),)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How the optimizer is driven: AdamW with decay on matrices only, one clipping norm, a rate set by the update.

@@ -8,31 +8,37 @@ files are frozen.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from ckptstore.errors import CorruptError, MalformedError, MismatchError, NotFoundError
 from trainer.compute.config import Shape, Table
+from trainer.errors import of_system
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from torch.nn import Module, Parameter
 
 HEADER_LIMIT = 100 * 1000 * 1000  # bytes; the limit of the public format
 _DIMENSIONS, _SIZE = 64, 2**53  # of them, and of each; what is multiplied is bounded before
-ITEM_BYTES = {"BF16": 2, "F32": 4}
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as stored: dtype as safetensors names it (``BF16``, ``F32``), shape, row-major little-endian bytes."""
+    """One tensor as stored: dtype as safetensors names it (a key of :data:`ITEM_BYTES`), shape, row-major little-endian
+    bytes."""
 
     dtype: str
     shape: Shape
     data: bytes
+
+
+Tensors: TypeAlias = Iterator[StoredTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +67,15 @@ def read(path: Path, names: Iterable[str]) -> Read:
         MalformedError: not a safetensors file, or one that contradicts itself.
         CorruptError: the file ends before its data does.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            places, done = _header(file, path.name, size)
-            tensors = {}
-            for name in names:
-                if name not in places:
-                    raise NotFoundError(f"tensor {name}", f"not in {path.name}", "stage the weights of this shard")
-                place = places[name]
-                file.seek(place.start)
-                data = file.read(place.stop - place.start)
-                done += len(data)
-                tensors[name] = StoredTensor(place.dtype, place.shape, data)
-    except FileNotFoundError:
-        raise NotFoundError(f"weights {path.name}", "no such file", "stage the weights of this shard") from None
-    return Read(tensors, done)
+    with _opened(path) as (file, found, header):
+        tensors = {name: _stored(file, path, name, _known(found, name, path)) for name in names}
+    return Read(tensors, header + sum(len(tensor.data) for tensor in tensors.values()))
 
 
 def places(path: Path) -> dict[str, Place]:
     """Dtype, shape and byte range of every tensor of a file, by reading its header alone. Raises as :func:`read`."""
-    with path.open("rb") as file:
-        return _header(file, path.name, path.stat().st_size)[0]
+    with _opened(path) as (_, found, _):
+        return found
 
 
 def decode(data: bytes, name: str) -> dict[str, StoredTensor]:
@@ -96,18 +89,36 @@ def decode(data: bytes, name: str) -> dict[str, StoredTensor]:
 
 def encode(tensors: Mapping[str, StoredTensor]) -> bytes:
     """A safetensors file of ``tensors`` in the order given; the same tensors in the same order are the same bytes."""
-    header, offset = {}, 0
-    for name, tensor in tensors.items():
-        stop = offset + len(tensor.data)
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, stop]}
-        offset = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
-    return b"".join((len(text).to_bytes(8, "little"), text, *(tensor.data for tensor in tensors.values())))
+    header = _encode_header([(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()])
+    return b"".join((header, *(tensor.data for tensor in tensors.values())))
+
+
+def write(path: Path, table: Sequence[tuple[str, str, Shape]], tensors: Iterable[StoredTensor]) -> None:
+    """Write a new safetensors file, the bytes of :func:`encode`, holding no more than one tensor.
+
+    Args:
+        path: of the file; its folder is there.
+        table: name, dtype and shape of each tensor.
+        tensors: the same tensors in the same order, each asked for when it is its turn.
+
+    Raises:
+        MismatchError: a tensor is not as the table says.
+        BackendError: the file is there already or cannot be written.
+    """
+    try:
+        with path.open("xb") as file:
+            file.write(_encode_header(table))
+            for (name, dtype, shape), tensor in zip(table, tensors, strict=True):
+                if (tensor.dtype, tensor.shape, len(tensor.data)) != (dtype, shape, prod(shape) * ITEM_BYTES[dtype]):
+                    why = f"{tensor.dtype} {list(tensor.shape)} came, {dtype} {list(shape)} was announced"
+                    raise MismatchError(f"tensor {name}", why)
+                file.write(tensor.data)
+    except OSError as error:
+        raise of_system(error, f"writing {path}") from None
 
 
 def load(module: Module, path: Path, table: Table) -> int:
-    """Fill the parameters of ``module`` in place with the tensors of ``table``, BF16 widened to FP32 exactly.
+    """Fill the parameters of ``module`` in place with the tensors of ``table``, BF16 and FP16 widened to FP32 exactly.
 
     Args:
         module: its parameters are FP32 and have exactly the names and shapes of ``table``.
@@ -123,24 +134,28 @@ def load(module: Module, path: Path, table: Table) -> int:
     import torch
 
     parameters = dict(module.named_parameters())
-    found = read(path, (name for name, _ in table))
+    dtypes = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    with _opened(path) as (file, found, header), torch.no_grad():
+        _require_fit(parameters, found, path, table)
+        for name, parameter in parameters.items():
+            tensor = _stored(file, path, name, found[name])  # one at a time, so that no shard is held twice
+            stored_values = torch.frombuffer(bytearray(tensor.data), dtype=dtypes[tensor.dtype])
+            parameter.copy_(stored_values.reshape(tensor.shape))
+    return header + sum(found[name].stop - found[name].start for name in parameters)
+
+
+def _require_fit(parameters: Mapping[str, Parameter], found: Mapping[str, Place], path: Path, table: Table) -> None:
+    """MismatchError unless parameters, file and table agree; NotFoundError if the file lacks a tensor of the table."""
     wrong = [f"{name} is not owned" for name in parameters.keys() - dict(table).keys()]
     wrong += [f"{name} is not in the module" for name in dict(table).keys() - parameters.keys()]
     for name, shape in table:
-        stored = found.tensors[name].shape
+        stored = _known(found, name, path).shape
         if stored != shape:
             wrong.append(f"{name} has shape {list(stored)} in the file, expected {list(shape)}")
         if name in parameters and tuple(parameters[name].shape) != shape:
             wrong.append(f"{name} has shape {list(parameters[name].shape)} in the module, expected {list(shape)}")
     if wrong:
         raise MismatchError(f"weights {path.name}", "; ".join(sorted(wrong)))
-    dtypes = {"BF16": torch.bfloat16, "F32": torch.float32}
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            tensor = found.tensors[name]
-            stored_values = torch.frombuffer(bytearray(tensor.data), dtype=dtypes[tensor.dtype])
-            parameter.copy_(stored_values.reshape(tensor.shape))
-    return found.bytes_read
 
 
 def rounded(module: Module) -> dict[str, StoredTensor]:
@@ -152,6 +167,43 @@ def rounded(module: Module) -> dict[str, StoredTensor]:
         narrow = parameter.detach().to("cpu", torch.bfloat16).contiguous()
         tensors[name] = StoredTensor("BF16", tuple(narrow.shape), bytes(narrow.view(torch.uint8).flatten().tolist()))
     return tensors
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, dict[str, Place], int]]:
+    """An open file, the place of each of its tensors, and the bytes that were read to know them."""
+    try:
+        with path.open("rb") as file:
+            yield (file, *_header(file, path.name, path.stat().st_size))
+    except FileNotFoundError:
+        raise NotFoundError(f"weights {path.name}", "no such file", "stage the weights of this shard") from None
+    except OSError as error:
+        raise of_system(error, f"reading {path}") from None
+
+
+def _known(found: Mapping[str, Place], name: str, path: Path) -> Place:
+    if name not in found:
+        raise NotFoundError(f"tensor {name}", f"not in {path.name}", "stage the weights of this shard")
+    return found[name]
+
+
+def _stored(file: BinaryIO, path: Path, name: str, place: Place) -> StoredTensor:
+    file.seek(place.start)
+    data = file.read(place.stop - place.start)
+    if len(data) != place.stop - place.start:
+        raise CorruptError(f"tensor {name} of {path.name}", "the file has become shorter", "fetch the file again")
+    return StoredTensor(place.dtype, place.shape, data)
+
+
+def _encode_header(table: Iterable[tuple[str, str, Shape]]) -> bytes:
+    header, offset = {}, 0
+    for name, dtype, shape in table:
+        stop = offset + prod(shape) * ITEM_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, stop]}
+        offset = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text
 
 
 def _header(file: BinaryIO, name: str, size: int) -> tuple[dict[str, Place], int]:

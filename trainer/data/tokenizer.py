@@ -1,163 +1,86 @@
-"""The byte tokenizer: 256 bytes and four special tokens, kept as a tokenizer directory of the usual files.
+"""Tokenizer directories: the usual files, one identity over all of them, and the tokenizer that they describe.
 
-``tokenizer.json`` has the layout that the ``tokenizers`` library reads (a byte-level BPE without merges). Every
-document, in training as in generation, is rendered by the directory's ``chat_template.jinja``.
+Every document, in training as in generation, is rendered by the directory's ``chat_template.jinja``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Protocol
 
 from ckptstore.errors import MalformedError, RefusedError
 from ckptstore.format import canonical
 from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
+from trainer.data.bpetokenizer import bpe_tokenizer
+from trainer.data.bytetokenizer import ADDED, byte_tokenizer
+from trainer.data.conversation import Encoded
+from trainer.data.template import TEMPLATE
 
-BOS, SEP, EOS, PAD = 256, 257, 258, 259
-VOCABULARY = 260
-SPECIALS = {BOS: "<|bos|>", SEP: "<|sep|>", EOS: "<|eos|>", PAD: "<|pad|>"}
-
-TEMPLATE = "chat_template.jinja"
 REQUIRED = (TEMPLATE, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json")
 
-_ROLES = ("user", "assistant")
-_SPECIAL_IDS = {text: token for token, text in SPECIALS.items()}
-_SPECIALS_MAP: dict[str, Json] = {
-    "bos_token": SPECIALS[BOS],
-    "sep_token": SPECIALS[SEP],
-    "eos_token": SPECIALS[EOS],
-    "pad_token": SPECIALS[PAD],
-}
 
+class Tokenizer(Protocol):
+    """A loaded tokenizer directory."""
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A rendered document: token ids, and for each whether it is learned (1, an answer or its EOS) or given (0)."""
+    @property
+    def identity(self) -> Digest:
+        """BLAKE3 of the canonical listing of the directory's files."""
 
-    ids: tuple[int, ...]
-    learned: tuple[int, ...]
+    @property
+    def end(self) -> int:
+        """The id by which an answer ends."""
 
+    @property
+    def pad(self) -> int:
+        """The id that fills up rows."""
 
-@dataclass(frozen=True, slots=True)
-class ByteTokenizer:
-    """A loaded tokenizer directory; ``identity`` is the BLAKE3 of the canonical listing of its files."""
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below it."""
 
-    identity: Digest
-    _render: Callable[[list[dict[str, str]]], str] = field(repr=False, compare=False)
+    def special(self, role: str) -> int | None:
+        """The id of the token that the files name for a role such as ``bos_token``; None if they name none."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a rendered text: its UTF-8 bytes, and one id for each special token in it."""
-        ids: list[int] = []
-        while text:
-            starts = {text.find(special): special for special in _SPECIAL_IDS if special in text}
-            if not starts:
-                return ids + list(text.encode())
-            start = min(starts)
-            ids += [*text[:start].encode(), _SPECIAL_IDS[starts[start]]]
-            text = text[start + len(starts[start]) :]
-        return ids
+        """Ids of a rendered text, in which the text of a special token stands for it."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``: bytes as UTF-8, a broken sequence as U+FFFD, special tokens by their names."""
-        parts: list[bytes] = []
-        for token in ids:
-            if not 0 <= token < VOCABULARY:
-                raise MalformedError(f"token {token}", f"not in [0, {VOCABULARY})")
-            parts.append(SPECIALS[token].encode() if token in SPECIALS else bytes([token]))
-        return b"".join(parts).decode("utf-8", errors="replace")
+        """Text of ``ids``, special tokens by their names. MalformedError for an id beyond the vocabulary."""
 
     def prompt(self, turns: Sequence[str]) -> tuple[int, ...]:
         """Ids up to where the next answer starts; ``turns`` alternate and end with a user turn."""
-        if len(turns) % 2 != 1:
-            raise MalformedError("prompt", f"{len(turns)} turns do not end with a user turn")
-        return tuple(self.encode(self._text(turns)))
 
     def document(self, turns: Sequence[str]) -> Encoded:
-        """The whole conversation, in which each answer with its EOS is learned; ``turns`` alternate, the user first.
-
-        Raises:
-            RefusedError: a turn holds a special token's text, or the template does not render a conversation as the
-                continuation of its own beginning, so that what is learned could not be told from what is given.
-        """
-        ids: tuple[int, ...] = ()
-        learned: list[int] = []
-        for count in range(1, len(turns) + 1):
-            longer = tuple(self.encode(self._text(turns[:count])))
-            if longer[: len(ids)] != ids:
-                raise RefusedError(TEMPLATE, f"turn {count} changes what was rendered before it")
-            learned += [1 - count % 2] * (len(longer) - len(ids))
-            ids = longer
-        return Encoded(ids, tuple(learned))
-
-    def _text(self, turns: Sequence[str]) -> str:
-        for turn in turns:
-            found = [special for special in _SPECIAL_IDS if special in turn]
-            if found:
-                raise RefusedError(f"turn {turn!r:.60}", f"holds the special token {found[0]}", "leave it out")
-        return self._render([{"role": _ROLES[i % 2], "content": turn} for i, turn in enumerate(turns)])
+        """The whole conversation; as :meth:`trainer.data.conversation.Conversations.document`."""
 
 
-def files(template: bytes) -> dict[str, bytes]:
-    """The files of the tokenizer directory by name; the same bytes always."""
-    added: list[Json] = [
-        {
-            "id": token,
-            "content": text,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for token, text in SPECIALS.items()
-    ]
-    byte_level: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    tokenizer: Json = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": dict(_alphabet()), "merges": []},
-    }
-    config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, **_SPECIALS_MAP}
-    return {
-        TEMPLATE: template,
-        "special_tokens_map.json": canonical.encode(_SPECIALS_MAP),
-        "tokenizer.json": canonical.encode(tokenizer),
-        "tokenizer_config.json": canonical.encode(config),
-    }
-
-
-def load(directory: Path) -> ByteTokenizer:
+def load(directory: Path) -> Tokenizer:
     """The tokenizer of a directory. Raises as :func:`from_files`."""
     present = sorted(path for path in directory.rglob("*") if path.is_file()) if directory.is_dir() else []
     return from_files({path.relative_to(directory).as_posix(): path.read_bytes() for path in present})
 
 
-def from_files(contents: Mapping[str, bytes]) -> ByteTokenizer:
-    """The tokenizer of a directory's files, by path in it.
+def from_files(contents: Mapping[str, bytes]) -> Tokenizer:
+    """The tokenizer of a directory's files, by path in it: the one of bytes if it has its special tokens.
 
     Raises:
         RefusedError: a required file is absent; all that are absent are named.
-        MalformedError: the files do not describe this byte tokenizer, or the template does not compile.
+        MalformedError: the files do not describe a tokenizer, or the template does not compile.
+        NotFoundError: the tokenizer is one of a trained vocabulary, and the tokenizers library is not installed.
     """
     absent = [name for name in REQUIRED if name not in contents]
     if absent:
         hint = "copy it from the prepared inputs; every file of the tokenizer directory belongs to it"
         raise RefusedError("tokenizer directory", f"{', '.join(absent)} missing", hint)
-    expected = files(contents[TEMPLATE])
-    for name in REQUIRED:
-        if _json(name, contents[name]) != _json(name, expected[name]):
-            raise MalformedError(f"tokenizer file {name}", "does not describe the byte tokenizer of this release")
-    return ByteTokenizer(identity(contents), _compile(contents[TEMPLATE]))
+    described = {name: _json(name, contents[name]) for name in REQUIRED if name != TEMPLATE}
+    template, known = contents[TEMPLATE], identity(contents)
+    tokenizer = described["tokenizer.json"]
+    if isinstance(tokenizer, dict) and tokenizer.get("added_tokens") == ADDED:
+        return byte_tokenizer(described, template, known)
+    return bpe_tokenizer(contents["tokenizer.json"], described, template, known)
 
 
 def identity(contents: Mapping[str, bytes]) -> Digest:
@@ -166,52 +89,8 @@ def identity(contents: Mapping[str, bytes]) -> Digest:
     return Digest.of(canonical.encode(listing))
 
 
-def _alphabet() -> list[tuple[str, int]]:
-    """Byte-level BPE spells each byte as one visible character: itself where it is printable, else from U+0100 up."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return [(chr(byte if byte in printable else 256 + others.index(byte)), byte) for byte in range(256)]
-
-
 def _json(name: str, data: bytes) -> object:
-    if name == TEMPLATE:
-        return data
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise MalformedError(f"tokenizer file {name}", "not JSON") from None
-
-
-def _compile(template: bytes) -> Callable[[list[dict[str, str]]], str]:
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    class Environment(ImmutableSandboxedEnvironment):
-        """Without arithmetic that makes much of little: a template joins texts."""
-
-        intercepted_binops = frozenset({"*", "**", "%"})
-
-        def call_binop(self, context: object, operator: str, left: Any, right: Any) -> Any:
-            if operator == "%" and type(left) is int and type(right) is int and right:
-                return left % right
-            raise TemplateError(f"a template cannot use {operator}")
-
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
-    environment.globals["raise_exception"] = refuse
-    try:
-        compiled = environment.from_string(template.decode())
-    except Exception as error:  # a template is compiled as a program, and can be wrong in all the ways of one
-        raise MalformedError(TEMPLATE, f"{type(error).__name__}: {error!s:.300}") from None
-
-    def render(messages: list[dict[str, str]]) -> str:
-        try:
-            text = compiled.render(messages=messages, add_generation_prompt=True, **_SPECIALS_MAP)
-            text.encode()
-            return text
-        except Exception as error:  # as above, while it runs
-            raise RefusedError(TEMPLATE, f"{type(error).__name__}: {error!s:.300}") from None
-
-    return render

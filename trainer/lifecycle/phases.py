@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ckptstore
 from ckptstore import Digest, Store
-from trainer.data.tokenizer import TEMPLATE
+from trainer.data.template import TEMPLATE
 from trainer.lifecycle import admission, replay, scored
 from trainer.lifecycle.access import Access
 from trainer.lifecycle.commits import REFERENCE, Committed, commit_by_way_of_hosts, commit_reference
@@ -98,7 +98,14 @@ class Lifecycle:
         self.operator = ckptstore.open(self.access.url, create=True)
         compute = settings.compute or choose_compute(settings.kernels)
         folder = settings.out / "prepared"
-        prepared = prepare(settings.profile, folder, compute=compute, kernels=settings.kernels, mode=settings.mode)
+        prepared = prepare(
+            settings.profile,
+            folder,
+            compute=compute,
+            kernels=settings.kernels,
+            mode=settings.mode,
+            start=settings.start,
+        )
         self.plan = prepared.plan
         directories = {
             staged.PLAN: prepared.plan_dir,

@@ -27,7 +27,8 @@ class Settings:
     """What the caller decides.
 
     ``operator`` is the URL of a store, or ``s3`` for one in an S3 server that the run starts; without one, it is a
-    folder of the run. ``drift`` allows hosts to compute otherwise than those that made a checkpoint.
+    folder of the run. ``drift`` allows hosts to compute otherwise than those that made a checkpoint. ``start`` is a
+    model to train in place of the profile's own.
     """
 
     out: Path
@@ -38,6 +39,7 @@ class Settings:
     kernels: str = "native"
     sabotage: bool = False
     drift: bool = False
+    start: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from ckptstore.errors import CorruptError, MalformedError, NotFoundError
 from trainer.compute.batch import Batch, Microbatch
 from trainer.data import cohorts, tokenizer
 from trainer.data.cohorts import Document
-from trainer.data.tokenizer import PAD, ByteTokenizer, Encoded
+from trainer.data.conversation import Encoded
+from trainer.data.tokenizer import Tokenizer
 from trainer.preparation.plan import Entry, Plan
 
 DATA = "data"
@@ -22,7 +23,7 @@ class Inputs:
     """The documents of a plan and what the plan says of them, by name, and the tokenizer that renders them."""
 
     plan: Plan
-    tokenizer: ByteTokenizer
+    tokenizer: Tokenizer
     documents: Mapping[str, Document]
     entries: Mapping[str, Entry]
 
@@ -67,13 +68,13 @@ class Inputs:
 
     def _microbatch(self, names: tuple[str, ...], length: int) -> Microbatch:
         rows = [(self.encoded(name), self.entries[name].weight) for name in names]
-        return padded(rows, length)
+        return padded(rows, length, self.tokenizer.pad)
 
 
-def padded(rows: list[tuple[Encoded, float]], length: int) -> Microbatch:
-    """A microbatch of (document, weight of a learned token), each padded at its end to ``length`` tokens."""
+def padded(rows: list[tuple[Encoded, float]], length: int, pad: int) -> Microbatch:
+    """A microbatch of (document, weight of a learned token), each filled up with ``pad`` to ``length`` tokens."""
     return Microbatch(
-        ids=tuple(encoded.ids + (PAD,) * (length - len(encoded.ids)) for encoded, _ in rows),
+        ids=tuple(encoded.ids + (pad,) * (length - len(encoded.ids)) for encoded, _ in rows),
         weights=tuple(
             tuple(weight * learned for learned in encoded.learned) + (0.0,) * (length - len(encoded.ids))
             for encoded, weight in rows

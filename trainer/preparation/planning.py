@@ -9,12 +9,13 @@ from types import MappingProxyType
 
 from ckptstore.errors import UsageError
 from ckptstore.format.digest import Digest
-from trainer.compute.config import DEFAULT_CUTS, PRESETS, Config, Decoding, Recipe
+from trainer.compute.config import DEFAULT_CUTS, PRESETS, Config, Decoding, Recipe, halves
 from trainer.compute.dropout import Dropout
 from trainer.data.cohorts import Cohorts, Counts, Document
+from trainer.data.conversation import Encoded
 from trainer.data.conversations import Conversation
 from trainer.data.draws import Draws
-from trainer.data.tokenizer import ByteTokenizer, Encoded
+from trainer.data.tokenizer import Tokenizer
 from trainer.preparation.plan import (
     KILL,
     Criteria,
@@ -34,12 +35,19 @@ PHASE_ONE, PHASE_TWO = "phase-one", "phase-two"
 BLOCK, SLOTS = 4, 16  # positions in a block and blocks in a pass, where answers are decoded (decision 0061)
 RECOMPUTED = 1  # answer of each set that is decoded a second time, without a cache
 
+COMMITTED, INSTALLED = "committed", "installed"
+"""Where a profile's starting weights are from: the trainer's own assets, or an installed package."""
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a plan is made from, beside the data. No conversation of more than ``conversation_tokens`` is drawn."""
+    """What a plan is made from, beside the data. No conversation of more than ``conversation_tokens`` is drawn.
+
+    ``start`` says where the starting weights are from, ``committed`` or ``installed``.
+    """
 
     name: str
+    start: str
     seed: str
     config: Config
     cuts: tuple[int, ...]
@@ -62,6 +70,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
         "demo": Profile(
             name="demo",
+            start=COMMITTED,
             seed="demo 1",
             config=PRESETS["demo"],
             cuts=DEFAULT_CUTS["demo"],
@@ -76,7 +85,26 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             generate=16,
             token_cap=64,
             retention_margin=0.02,
-        )
+        ),
+        # A quarter of the demo's documents, because each takes a hundred times the arithmetic.
+        "smollm2-135m": Profile(
+            name="smollm2-135m",
+            start=INSTALLED,
+            seed="smollm2-135m 1",
+            config=PRESETS["smollm2-135m"],
+            cuts=DEFAULT_CUTS["smollm2-135m"],
+            counts=Counts(192, 128, 64, 64, test_a=16, test_b=16, retention=16),
+            updates_per_phase=32,
+            microbatches=2,
+            conversation_tokens=96,
+            conversation_weight=0.5,
+            recipe=Recipe(rate=1e-4, warmup=2),
+            drill=Drill(update=20, microbatch=0, after="forward", shard=1, mode=KILL),
+            timeouts=Timeouts(group=240, hold=240, heartbeat=1, heartbeats_missed=5, commit=300),
+            generate=16,
+            token_cap=32,
+            retention_margin=0.02,
+        ),
     }
 )
 
@@ -93,7 +121,16 @@ def with_dropout(profile: Profile, masks: str | None) -> Profile:
     return profile if masks is None else replace(profile, dropout=Dropout(0.1, masks, profile.seed))
 
 
-def short_enough(conversations: Sequence[Conversation], tokenizer: ByteTokenizer, limit: int) -> list[Conversation]:
+def fitted(profile: Profile, config: Config) -> Profile:
+    """``profile`` for a model of another shape, cut in two where its parameters are halved.
+
+    Raises:
+        UsageError: it has one layer only.
+    """
+    return profile if config == profile.config else replace(profile, config=config, cuts=halves(config))
+
+
+def short_enough(conversations: Sequence[Conversation], tokenizer: Tokenizer, limit: int) -> list[Conversation]:
     """The conversations that end with an answer and have at most ``limit`` tokens."""
     complete = (one for one in conversations if len(one.turns) % 2 == 0)
     return [one for one in complete if len(tokenizer.document(one.turns).ids) <= limit]
@@ -139,7 +176,7 @@ def _share(orders: Sequence[Sequence[Document]], number: int, updates: int) -> l
 def make_plan(
     profile: Profile,
     cohorts: Cohorts,
-    tokenizer: ByteTokenizer,
+    tokenizer: Tokenizer,
     corpus: Digest,
     start: Digest,
     numerics: Numerics,
@@ -205,7 +242,7 @@ def _denominator(
     return fsum(weights[name] for name in names for learned in encoded[name].learned if learned)
 
 
-def _evaluation(profile: Profile, cohorts: Cohorts, tokenizer: ByteTokenizer) -> Evaluation:
+def _evaluation(profile: Profile, cohorts: Cohorts, tokenizer: Tokenizer) -> Evaluation:
     per_phase = profile.updates_per_phase
     sets = (("test-a", cohorts.test_a, profile.generate), ("test-b", cohorts.test_b, profile.generate))
     asked = [document for _, documents, generate in sets for document in documents[:generate]]

@@ -16,20 +16,26 @@ from pathlib import Path
 
 from ckptstore import errors
 from ckptstore.errors import BackendError, CorruptError, NotFoundError, RefusedError
+from ckptstore.format.canonical import Json
 from ckptstore.format.digest import Digest
-from trainer.compute import weights
-from trainer.compute.config import Config, partition
+from trainer.compute.config import partition
 from trainer.compute.numerics import env_for
 from trainer.data import cohorts, conversations, tokenizer
+from trainer.data.template import TEMPLATE
 from trainer.errors import of_system
 from trainer.preparation import planning
 from trainer.preparation.plan import COMPUTE, KILL, Numerics, Plan
-from trainer.preparation.planning import Profile
+from trainer.preparation.planning import INSTALLED, Profile
 from trainer.preparation.staged import INPUTS, PLAN, PLAN_FILE, SOURCES, weights_path
+from trainer.starting import smollm2
+from trainer.starting.committed import CommittedSource
+from trainer.starting.directory import open_directory
+from trainer.starting.llama_gguf import open_gguf
+from trainer.starting.source import Source, digest_of, write_shard
 
 TRAINER = Path(__file__).parents[1]
 ASSETS = TRAINER / "assets"
-TEMPLATE_ASSET = ASSETS / "tokenizer" / tokenizer.TEMPLATE
+TEMPLATE_ASSET = ASSETS / "tokenizer" / TEMPLATE
 
 _TORCH_SECONDS = 300  # for importing torch, also from a cold disk
 
@@ -50,8 +56,18 @@ class Prepared:
     plan: Plan
 
 
-def prepare(profile: Profile, directory: Path, *, compute: str, kernels: str = "native", mode: str = KILL) -> Prepared:
+def prepare(
+    profile: Profile,
+    directory: Path,
+    *,
+    compute: str,
+    kernels: str = "native",
+    mode: str = KILL,
+    start: Path | None = None,
+) -> Prepared:
     """Write the folders ``plan``, ``inputs`` and ``sources`` of a profile under ``directory``, which is made if absent.
+
+    Weights are written shard by shard and tensor by tensor: no more than one tensor is in memory.
 
     Args:
         profile: what is trained, for instance :func:`trainer.preparation.planning.profile` of a name.
@@ -59,11 +75,13 @@ def prepare(profile: Profile, directory: Path, *, compute: str, kernels: str = "
         compute: ``bfloat16`` or ``float32``; :func:`choose_compute` says what this machine's CPU supports.
         kernels: the numerics profile that workers start with, as in :func:`trainer.compute.numerics.env_for`.
         mode: how the drill loses its host, ``kill`` or ``stop``.
+        start: a Hugging Face directory or a GGUF file whose model is trained in place of the profile's own.
 
     Raises:
-        RefusedError: one of the folders is there already.
-        NotFoundError: the conversations' package is not installed, or a committed file is not there.
+        RefusedError: one of the folders is there already, or the tokenizer has more tokens than the model.
+        NotFoundError: the conversations' package is not installed, or starting weights or a committed file are absent.
         CorruptError: starting weights or conversations are not those that this release was made for.
+        MalformedError: ``start`` is no model of this shape.
         BackendError: a file cannot be written.
     """
     for folder in (PLAN, INPUTS, SOURCES):
@@ -71,25 +89,52 @@ def prepare(profile: Profile, directory: Path, *, compute: str, kernels: str = "
             raise RefusedError(
                 f"{directory / folder}", "is there already", "prepare into a new folder, or remove what is there"
             )
-    start = start_weights(profile.name)
-    files = tokenizer.files(_asset(TEMPLATE_ASSET))
+    source = open_source(profile, start)
+    profile = planning.fitted(profile, source.config)
+    files = source.tokenizer()
     rendered = tokenizer.from_files(files)
+    if rendered.vocabulary > profile.config.vocab:
+        raise RefusedError(
+            "tokenizer", f"has {rendered.vocabulary} tokens, and the model's embedding {profile.config.vocab} rows"
+        )
     corpus = conversations.load()
     eligible = planning.short_enough(corpus.conversations, rendered, profile.conversation_tokens)
     drawn = cohorts.draw(profile.seed, profile.counts, eligible)
-    plan = planning.make_plan(
-        profile, drawn, rendered, corpus.digest, Digest.of(start), Numerics(compute, kernels), mode
-    )
 
     inputs = {f"data/{name}.jsonl": cohorts.write(documents) for name, documents in drawn.sets().items()}
-    inputs |= {"data/NOTICE": _NOTICE.encode()}
+    inputs |= {"data/NOTICE": _NOTICE.encode(), "weights/NOTICE": source.notice.encode()}
     inputs |= {f"tokenizer/{name}": data for name, data in files.items()}
-    inputs |= split_weights(start, plan.config, plan.cuts)
     _write(directory / INPUTS, inputs)
+    digest = _write_weights(source, profile, directory / INPUTS)
+    plan = planning.make_plan(profile, drawn, rendered, corpus.digest, digest, Numerics(compute, kernels), mode)
     _write(directory / SOURCES, source_files())
     # Last, because a folder without a plan is refused wherever it is used.
     _write(directory / PLAN, {PLAN_FILE: plan.encode()})
     return Prepared(directory / PLAN, directory / INPUTS, directory / SOURCES, plan)
+
+
+def open_source(profile: Profile, start: Path | None) -> Source:
+    """The starting weights: those of ``start``, a directory or a GGUF file, else the profile's own.
+
+    Raises:
+        NotFoundError, MalformedError, CorruptError: they are absent, no model of this shape, or damaged.
+    """
+    if start is not None and start.suffix == ".gguf" and not start.is_dir():
+        return open_gguf(start, "Weights and tokenizer are those of a GGUF file.\n")
+    if start is not None:
+        return open_directory(start)
+    if profile.start == INSTALLED:
+        return smollm2.open_installed()
+    return CommittedSource(profile.config, start_weights(profile.name), _asset(TEMPLATE_ASSET))
+
+
+def _write_weights(source: Source, profile: Profile, inputs: Path) -> Digest:
+    listed: list[Json] = []
+    for owner in partition(profile.config, profile.cuts):
+        path = inputs / weights_path(owner.index)
+        listed += write_shard(source, owner, path)
+        path.chmod(0o644)
+    return digest_of(source, listed)
 
 
 def read_plan(directory: Path) -> Plan:
@@ -110,15 +155,6 @@ def start_weights(profile: str) -> bytes:
         why = f"expected {recorded}, found {actual}"
         raise CorruptError(f"starting weights of {profile}", why, "restore the file from version control")
     return data
-
-
-def split_weights(start: bytes, config: Config, cuts: tuple[int, ...]) -> dict[str, bytes]:
-    """One safetensors file a shard, by path among the inputs, so that a host need not get what it does not own."""
-    stored = weights.decode(start, "starting weights")
-    return {
-        weights_path(owner.index): weights.encode({name: stored[name] for name, _ in owner.tensors})
-        for owner in partition(config, cuts)
-    }
 
 
 def source_files() -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from ckptstore.errors import RefusedError
 from ckptstore.format.digest import Digest
 from ckptstore.format.tree import Excluded, File, Tree
-from trainer.data.tokenizer import TEMPLATE
+from trainer.data.template import TEMPLATE
 
 PLAN, INPUTS, SOURCES = "plan", "inputs", "sources"
 PLAN_FILE = "plan.json"

@@ -9,7 +9,6 @@ from math import fsum, isfinite
 from ckptstore.errors import CorruptError, MalformedError, NotFoundError
 from ckptstore.format.digest import Digest
 from trainer.data import families
-from trainer.data.tokenizer import EOS, PAD
 from trainer.preparation import records
 from trainer.preparation.inputs import Inputs
 from trainer.preparation.plan import Plan
@@ -147,7 +146,8 @@ def make_result(
 
 def answer(inputs: Inputs, name: str, tokens: Sequence[int], ended: bool) -> Answer:
     """The answer to the task ``name``, checked by its family's checker."""
-    text = inputs.tokenizer.decode([token for token in tokens if token not in (EOS, PAD)])
+    tokenizer = inputs.tokenizer
+    text = tokenizer.decode([token for token in tokens if token not in (tokenizer.end, tokenizer.pad)])
     correct = ended and families.check(inputs.documents[name].turns[0], text)
     return Answer(name, tuple(tokens), text, ended, correct)
 

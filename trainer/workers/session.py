@@ -25,7 +25,6 @@ from trainer.compute.config import partition
 from trainer.compute.model import Shard
 from trainer.compute.step import Step, build_optimizer
 from trainer.compute.transport import Group
-from trainer.data.tokenizer import EOS
 from trainer.errors import CursorError, NumericsError
 from trainer.preparation import inputs as prepared
 from trainer.preparation import prepare, staged
@@ -251,7 +250,7 @@ class Session:
             recomputed_answers(self.plan),
             decoding=asked.decoding,
             cap=asked.token_cap,
-            end=EOS,
+            end=self.inputs.tokenizer.end,
             step=order.update,
         )
         answered = time.perf_counter() - again.seconds
