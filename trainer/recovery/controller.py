@@ -1,0 +1,439 @@
+"""The controller of a run that recovers by itself: does what the state says is next, and writes down what is done.
+
+Nothing here imports torch. What is decided, and what an entry means, is in :mod:`trainer.recovery.state`; here are only
+the deeds: hosts, groups, stores.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+import ckptstore
+from ckptstore import Digest, Store
+from ckptstore.errors import CkptStoreError, RefusedError
+from trainer.compute.result import UpdateResult
+from trainer.lifecycle import admission, staging
+from trainer.lifecycle.access import Access, near
+from trainer.lifecycle.commits import commit_by_way_of_hosts
+from trainer.lifecycle.expect import require, unexpected
+from trainer.lifecycle.freezing import free_ref, freeze
+from trainer.lifecycle.journal import Journal
+from trainer.lifecycle.pulling import Pull, PullEndedError, pull_on_hosts
+from trainer.preparation import staged
+from trainer.preparation.plan import Plan
+from trainer.preparation.prepare import choose_compute, read_plan
+from trainer.recovery import entries
+from trainer.recovery import state as states
+from trainer.recovery.blame import Blame, RunFailedError, blame, connection
+from trainer.recovery.custody import Custody
+from trainer.recovery.entries import Begun, Chosen, Entry
+from trainer.recovery.journal import RunJournal
+from trainer.recovery.settings import RunSettings, require_same
+from trainer.recovery.state import State
+from trainer.recovery.times import Recovery, plus
+from trainer.workers.group import GroupLostError, LaunchedGroup, Said
+from trainer.workers.hosts import STORE, Host, clear
+from trainer.workers.launch import Launch
+from trainer.workers.orders import Arm, Restore, Start, Train
+from trainer.workers.reports import update_result
+from trainer.workers.traces import keep_traces
+
+REF = "run"
+PREPARED = "prepared"
+
+_SHOWN = 8  # updates between two lines where progress is not shown in place
+_LAST_WORDS = 2.0  # seconds beyond the heartbeats that may be missed, for signs that say more than a lost connection
+
+
+class NoSpareError(RefusedError):
+    """A shard has lost its host and no spare one is left. All that was committed is kept, and the run can go on."""
+
+    code = "no-spare"
+
+
+class FutileError(RefusedError):
+    """The run was lost again and again without one new update."""
+
+    code = "futile"
+
+
+class _HostLostError(CkptStoreError):
+    """A host is in no state to take part: ``blame`` says which shard's, and why."""
+
+    def __init__(self, blame: Blame) -> None:
+        super().__init__(f"shard {blame.shards}", blame.why)
+        self.blame = blame
+
+
+class Controller:
+    """One controller's time in charge of a run; all that it makes lies below ``settings.out``.
+
+    Args:
+        settings: what the caller wants.
+        custody: charge of the folder.
+        access: how the operator's store is reached.
+        memory: the run's journal.
+        people: what is said to people and kept as events.
+    """
+
+    def __init__(
+        self, settings: RunSettings, custody: Custody, access: Access, memory: RunJournal, people: Journal
+    ) -> None:
+        self.settings, self.custody, self.access, self.memory, self.people = settings, custody, access, memory, people
+        self.state = states.fold(memory.entries)
+        self.operator: Store = ckptstore.open(access.url, create=True)
+        self._group: LaunchedGroup | None = None
+        self._reports: dict[int, dict[int, UpdateResult]] = {}  # updates that not all workers have told of yet
+        self._recoveries: tuple[Recovery, ...] = ()
+        self._since = time.monotonic()
+
+    def run(self) -> State:
+        """Go on until the last checkpoint is committed and the hosts are gone; returns where the run stands then.
+
+        Raises:
+            NoSpareError, FutileError: it cannot go on by itself; everything is kept.
+            RunFailedError, NotAsPlannedError: something is wrong that no other host would mend.
+            CkptStoreError: the operator's store failed. The same command goes on from what is kept.
+        """
+        require_same(self.settings, self.state.begun)
+        self._open()
+        with ThreadPoolExecutor(max(1, os.cpu_count() or 1), "pull") as self._pool, ExitStack() as stack:
+            stack.callback(self._end_group)
+            if self.state.begun is not None:
+                self._load(self.state.begun)
+            while True:
+                action = states.decide(self.state)
+                if isinstance(action, states.Stop):
+                    return self.state
+                try:
+                    self._carry_out(action)
+                except GroupLostError:
+                    self._lose(self._blame())
+                except (CkptStoreError, OSError) as error:
+                    self._lose(self._cause(error))
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, action: states.Action) -> None:
+        match action:
+            case states.Prepare():
+                self._prepare()
+            case states.Assign(shard=shard, host=host):
+                self._assign(shard, host)
+            case states.Choose():
+                self._choose()
+            case states.Stage(chosen=chosen):
+                self._stage(chosen)
+            case states.Launch(generation=generation, chosen=chosen):
+                self._launch(generation, chosen)
+            case states.Train(first=first, last=last):
+                self._present.tell(Train(first, last))
+            case states.Commit(step=step):
+                self._commit(step)
+            case states.Finish():
+                self._finish()
+            case states.Clear():
+                self._clear()
+            case states.NoSpare(shard=shard):
+                raise NoSpareError(
+                    f"shard {shard}",
+                    f"it has lost its host, and none of {self.state.spares} spare hosts is left; committed is step "
+                    f"{self.state.head_step}, everything is kept",
+                    f"go on with: {self.settings.command(spares=self.state.spares + 1)}",
+                )
+            case states.Futile(losses=losses):
+                why = f"{losses} losses in a row without one new update after {self.state.reached}"
+                raise FutileError(
+                    "run", why, f"see {near(self.memory.path)}; then go on with: {self.settings.command()}"
+                )
+
+    def _prepare(self) -> None:
+        """Freeze the run. What a controller left that ended meanwhile is made anew."""
+        settings, folder = self.settings, self.settings.out / PREPARED
+        if folder.exists():
+            clear(PREPARED, folder)
+        compute = settings.compute or choose_compute(settings.kernels)
+        frozen = freeze(settings.profile, folder, self.operator, compute=compute, kernels=settings.kernels)
+        begun = Begun(
+            profile=settings.profile.name,
+            compute=compute,
+            kernels=settings.kernels,
+            operator="" if settings.operator is None else self.operator.url,
+            ref=free_ref(self.operator, REF),
+            identity=frozen.identity,
+            plan=frozen.trees[staged.PLAN],
+            inputs=frozen.trees[staged.INPUTS],
+            sources=frozen.trees[staged.SOURCES],
+            shards=len(frozen.plan.owners),
+            commits=settings.commits(frozen.plan),
+        )
+        text = f"prepared identity {begun.identity.short}; compute {compute}; ref {begun.ref} in {self.operator.url}"
+        self._record(begun, text)
+        self._load(begun)
+
+    def _load(self, begun: Begun) -> None:
+        """What was frozen, as the operator's store has it."""
+        self.trees = {staged.PLAN: begun.plan, staged.INPUTS: begun.inputs, staged.SOURCES: begun.sources}
+        self.plan: Plan = read_plan(self.settings.out / PREPARED / staged.PLAN)
+        (file,) = self.operator.tree(begun.plan).files
+        require(f"digest of the plan in {self.settings.out / PREPARED}", file.chunks, (self.plan.digest,))
+        self.launch = Launch(self.plan, begun.identity, self.settings.out)
+
+    def _assign(self, shard: int, name: str) -> None:
+        """A host of that name is made; what there is of it is of a controller that ended before it could say so."""
+        host = self._host(name)
+        if host.directory.exists():
+            host.clear()
+        host.directory.mkdir(parents=True)
+        ckptstore.open(host.store, create=True)
+        self._record(entries.Assigned(shard, name), f"{name} takes shard {shard}")
+
+    def _choose(self) -> None:
+        """The newest checkpoint that is whole, by reading it; the ref is moved there if it names another."""
+        ref = self._begun.ref
+        found = ckptstore.latest(self.operator, ref)
+        for one in found.skipped:
+            self.people.say(f"passed over: {one}; {one.repair}")
+        if found.root is not None and found.root != found.head:
+            self.operator.refs.move(ref, found.root, self.operator.refs.head(ref))
+        step = 0 if found.checkpoint is None else found.checkpoint.step
+        self._record(Chosen(found.root, step, tuple(map(str, found.skipped))))
+
+    def _stage(self, chosen: Chosen) -> None:
+        """All hosts at a time: the frozen files, and the objects of the shard. What is there is only read again."""
+        name = f"pull-{sum(isinstance(entry, Chosen) for entry in self.memory.entries)}"
+        members = list(enumerate(self._members()))
+        staged_files = [self._stage_files(shard, host) for shard, host in members]
+        pulls = list(self._pool.map(lambda one: self._pull(one[0], one[1], chosen.root, name), members))
+        for (shard, host), files, pull in zip(members, staged_files, pulls, strict=True):
+            received = sum(one.received_bytes for one in pull.pulled) if pull else 0
+            verified = sum(one.readback_bytes for one in pull.pulled) if pull else 0
+            entry = entries.Staged(shard, host.name, chosen.root, files.bytes, files.checked_bytes, received, verified)
+            text = f"{host.name} has shard {shard}: files {files.bytes:,} bytes copied, {files.checked_bytes:,} checked"
+            text += f"; objects {received:,} bytes from the operator, {verified:,} verified" if pull else ""
+            self._record(entry, text)
+            self._recoveries = plus(
+                self._recoveries, file_bytes=files.bytes, operator_bytes=received, verified_bytes=verified
+            )
+        self._recoveries = plus(self._recoveries, stage_ms=self._lap())
+
+    def _stage_files(self, shard: int, host: Host) -> staging.Staging:
+        done = staging.stage(self.operator, self.trees, host, shard)
+        if done.refused:
+            raise _HostLostError(Blame((shard,), "staging", done.refused))
+        return done
+
+    def _pull(self, shard: int, host: Host, root: Digest | None, name: str) -> Pull | None:
+        if root is None:
+            return None
+        try:
+            (done,) = pull_on_hosts(self.settings.out, self.access, [(host, shard)], [root], name)
+        except PullEndedError as error:
+            raise _HostLostError(Blame((shard,), "process gone", str(error))) from error
+        return done
+
+    def _launch(self, generation: int, chosen: Chosen) -> None:
+        members = self._members()
+        purpose = "from the start" if chosen.root is None else f"from step {chosen.step}"
+        self._reports.clear()
+        group = LaunchedGroup(self.launch, generation, purpose, members, listen=self._listen)
+        self._group = group
+        names = tuple(host.name for host in members)
+        pids = tuple(process.pid for process in group.processes)
+        self._record(entries.Launched(generation, names, pids), f"group {generation} ({purpose}) on {', '.join(names)}")
+        joined = group.join()
+        admission.check_ownership(self.plan, joined)
+        stored = None if chosen.root is None else self.operator.checkpoint(chosen.root)
+        admission.check_bindings(joined, stored)
+        if chosen.root is None:
+            group.tell(Start())
+        else:
+            group.tell(Restore(chosen.root, STORE))
+            group.tell(Arm())
+        self._record(entries.Ready(generation, chosen.step))
+        self._recoveries = plus(self._recoveries, restore_ms=self._lap())
+        self._close_recoveries()
+
+    def _commit(self, step: int) -> None:
+        began = time.monotonic()
+        done = commit_by_way_of_hosts(self._present, self.operator, self._begun.ref, step, self.state.head)
+        whole = round(1000 * (time.monotonic() - began))
+        sent = sum(one.sent_bytes for one in done.moved)
+        self._record(
+            entries.Committed(step, done.root, done.state_root, sent, done.verified_bytes, whole, whole),
+            f"step {step} committed as {done.root.short}: {sent:,} bytes moved, {done.verified_bytes:,} read back",
+        )
+
+    def _finish(self) -> None:
+        """Everything is committed: a group that is lost while it leaves has nothing left that anybody needs."""
+        group, self._group = self._present, None
+        try:
+            group.close()
+        except GroupLostError as error:
+            group.abort()
+            self.people.say(f"the group was lost when it left: {error}")
+        last = self.state.committed[-1] if self.state.committed else None
+        root = self.state.head
+        assert root is not None
+        state_root = last.state_root if last and last.root == root else self.operator.checkpoint(root).state_root
+        self._record(entries.Finished(root, state_root))
+
+    def _clear(self) -> None:
+        """Keep what workers wrote, then remove the hosts."""
+        out = self.settings.out
+        hosts = []
+        for number in range(self.state.made):
+            host = self._host(f"host-{number}")
+            if host.name in self.state.lost:
+                host.directory = out / "lost" / host.name
+            if host.directory.exists():
+                hosts.append(host)
+        keep_traces(hosts, out / "events")
+        cleared = [host.clear() for host in hosts]
+        cleared += [clear(name, out / name) for name in ("hosts", "lost") if (out / name).exists()]
+        require("folders that are left", [], [one.path for one in cleared if not one.gone])
+        size = sum(one.bytes for one in cleared)
+        self._record(entries.Cleared(len(hosts), size), f"{len(hosts)} hosts removed ({size:,} bytes)")
+
+    # -- losses -------------------------------------------------------------------------------------------------------
+
+    def _blame(self) -> Blame:
+        """What the signs of the present group say, once they say enough or nothing more comes."""
+        group = self._present
+        timeouts = self.plan.timeouts
+        deadline = time.monotonic() + timeouts.heartbeat * timeouts.heartbeats_missed + _LAST_WORDS
+        while (found := blame(group.signs)) is None and time.monotonic() < deadline:
+            if group.poll(0.1) is None and all(process.poll() is not None for process in group.processes):
+                break  # nobody is left who could say more
+        return found or connection(group.signs)
+
+    def _cause(self, error: CkptStoreError | OSError) -> Blame:
+        """The loss that an error of the controller's own comes from: that of a host which it tried to use. Otherwise it
+        is raised again."""
+        if isinstance(error, _HostLostError):
+            return error.blame
+        for shard, host in enumerate(self._members()):
+            if not host.directory.is_dir():
+                return Blame((shard,), "host gone", f"{host.directory} is not there: {error}")
+        raise error
+
+    def _lose(self, found: Blame) -> None:
+        """End what is left, put the folders of lost hosts out of the way, and write the loss down."""
+        detect = abort = 0
+        group, self._group = self._group, None
+        if group is not None:
+            noticed = group.signs[0].at if group.signs else time.monotonic()
+            heard = max((group.heard.get(shard, noticed) for shard in found.shards), default=noticed)
+            group.abort()
+            detect = round(1000 * max(0.0, noticed - heard))
+            abort = round(1000 * (time.monotonic() - noticed))
+        hosts = tuple(name for shard in found.shards if (name := self.state.members[shard]) is not None)
+        what = f"shard {', '.join(map(str, found.shards))} on {', '.join(hosts)}" if hosts else found.sign
+        if found.fatal:
+            raise RunFailedError(what, found.why, f"no host would fare better; go on with: {self.settings.command()}")
+        for name in hosts:
+            host = self._host(name)
+            if host.directory.exists():
+                host.take_away()
+        self._record(
+            entries.Lost(self.state.generation, found.shards, hosts, found.sign, found.why, detect, abort),
+            f"LOST {what} ({found.sign}: {found.why}); noticed {detect} ms after its last sign of life, the rest ended "
+            f"{abort} ms later",
+        )
+        # A loss amid a recovery lengthens the earlier one.
+        self._recoveries = plus(self._recoveries, replay_ms=self._lap())
+        self._recoveries += (Recovery(what, self.state.reached, detect, abort),)
+
+    def _end_group(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Take over, and say from whom and when, if there was somebody."""
+        detect = abort = 0
+        if self.memory.entries:
+            abort = self.custody.waited_ms
+            detect = max(0, _milliseconds_since(self.memory.last_time) - abort)
+        resumed = self.state.begun is not None and self.state.finished is None
+        if resumed:
+            self._recoveries = (Recovery("controller", self.state.reached, detect, abort),)
+        text = f"going on after update {self.state.reached}; the last controller was heard of {detect} ms ago"
+        self._record(entries.Opened(os.getpid(), self.settings.spares, detect, abort), text if resumed else "")
+        self._lap()
+
+    def _listen(self, group: LaunchedGroup, said: Said) -> None:
+        """Write an update down once all workers have made it, the same, and the same as whenever it was made before."""
+        if said.event.name != "update":
+            return
+        number = said.event["update"]
+        reports = self._reports.setdefault(number, {})
+        reports[said.shard] = update_result(said.event)
+        if len(reports) < len(group.hosts):
+            return
+        exact = reports[0].exact
+        for shard, result in sorted(self._reports.pop(number).items()):
+            require(f"update {number} of shard {shard}", exact, result.exact)
+        entry = entries.Updated(number, exact["loss"], exact["norm"], exact["coef"])
+        before = self.state.results.get(number)
+        if before is not None and before != entry:
+            raise unexpected(f"update {number}, made again", before, entry)
+        self._record(entry)
+        text = f"group {group.generation}: update {number}, loss {reports[0].loss:.5f}, norm {reports[0].norm:.5f}"
+        self.people.progress(text, keep=number % _SHOWN == 0)
+        self._close_recoveries()
+
+    def _close_recoveries(self) -> None:
+        """Recoveries that have reached again what had been reached are over."""
+        step = self.state.step
+        assert step is not None
+        over = tuple(one for one in self._recoveries if one.update <= step)
+        if not over:
+            return
+        self._recoveries = tuple(one for one in self._recoveries if one.update > step)
+        assert self.state.chosen is not None
+        began = self.state.chosen.step
+        for one in plus(over, replay_ms=self._elapsed()):
+            self._record(plus((one,), replayed=max(0, one.update - began))[0].ended())
+
+    def _record(self, entry: Entry, text: str = "") -> None:
+        self.memory.append(entry)
+        self.state = states.apply(self.state, entry)
+        if text:
+            self.people.say(text)
+
+    def _lap(self, now: float | None = None) -> int:
+        """Milliseconds since the last lap, which ends now."""
+        now = time.monotonic() if now is None else now
+        passed, self._since = now - self._since, now
+        return max(0, round(1000 * passed))
+
+    def _elapsed(self) -> int:
+        return round(1000 * (time.monotonic() - self._since))
+
+    def _host(self, name: str) -> Host:
+        return Host(self.settings.out, name, existing=True, inherited=self.custody.inherited)
+
+    def _members(self) -> list[Host]:
+        return [self._host(name) for name in self.state.members if name is not None]
+
+    @property
+    def _begun(self) -> Begun:
+        assert self.state.begun is not None
+        return self.state.begun
+
+    @property
+    def _present(self) -> LaunchedGroup:
+        assert self._group is not None
+        return self._group
+
+
+def _milliseconds_since(time_text: str) -> int:
+    """Milliseconds since a time in UTC, by this machine's clock; 0 if that was set back meanwhile."""
+    passed = datetime.now(UTC) - datetime.fromisoformat(time_text)
+    return max(0, round(1000 * passed.total_seconds()))

@@ -1,0 +1,242 @@
+"""Where a run stands: a pure fold over the entries of its journal, and the one thing to do next. No torch, no clock.
+
+The journal is the only memory. A controller that is started again folds it, learns what is done, and does what is next;
+what an earlier one had begun and not written down is done again, so every action leads to the same place twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from ckptstore import Digest
+from trainer.recovery.entries import (
+    Assigned,
+    Begun,
+    Chosen,
+    Cleared,
+    Committed,
+    Entry,
+    Finished,
+    Launched,
+    Lost,
+    Opened,
+    Ready,
+    Recovered,
+    Staged,
+    Updated,
+)
+
+PATIENCE = 3
+"""Losses in a row without one new update after which nothing is tried any more: hosts come and go, but what fails on
+each of them is the run itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that entries tell.
+
+    ``members`` are the hosts by shard (None: the shard has none), ``made`` how many hosts there ever were, ``lost``
+    those given up, ``staged`` the shards whose hosts are ready to start, ``chosen`` what is restored next, ``head`` and
+    ``head_step`` the checkpoint that the next one follows. ``step`` counts the updates of the present group and is None
+    without a group that is ready; ``results`` are those of all updates by number, ``futile`` the losses since a new one
+    was made.
+    """
+
+    begun: Begun | None = None
+    spares: int = 0
+    members: tuple[str | None, ...] = ()
+    made: int = 0
+    lost: tuple[str, ...] = ()
+    staged: frozenset[int] = frozenset()
+    chosen: Chosen | None = None
+    head: Digest | None = None
+    head_step: int = 0
+    generation: int = 0
+    step: int | None = None
+    committed: tuple[Committed, ...] = ()
+    results: Mapping[int, Updated] = field(default_factory=dict)
+    futile: int = 0
+    recovered: tuple[Recovered, ...] = ()
+    finished: Finished | None = None
+    cleared: bool = False
+
+    @property
+    def reached(self) -> int:
+        """The last update that was ever made."""
+        return max(self.results, default=0)
+
+    @property
+    def spares_left(self) -> int:
+        """Hosts that may still be made beside the first ones."""
+        shards = len(self.members)
+        return self.spares - max(0, self.made - shards)
+
+
+# -- what is done next ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Freeze the plan, its inputs and its sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Make a host and give it ``shard``."""
+
+    shard: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Find the newest checkpoint that is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Bring every host what it lacks, and check what it has."""
+
+    chosen: Chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a group, let it meet, and bring it to where it begins."""
+
+    generation: int
+    chosen: Chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Make the updates from ``first`` to ``last``."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commit the state after ``step`` updates."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Let the group leave, and look at the last checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Remove the hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Nothing is left to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoSpare:
+    """A shard has no host and there is no spare one: training cannot go on with this number of workers."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Futile:
+    """The same updates failed as often as is tried."""
+
+    losses: int
+
+
+Action = Prepare | Assign | Choose | Stage | Launch | Train | Commit | Finish | Clear | Stop | NoSpare | Futile
+
+
+def decide(state: State) -> Action:
+    """The one thing to do next."""
+    begun = state.begun
+    if begun is None:
+        return Prepare()
+    if state.finished is not None:
+        return Stop() if state.cleared else Clear()
+    if state.step is None and state.futile >= PATIENCE:
+        return Futile(state.futile)
+    if None in state.members:
+        return _replace(state)
+    if state.step is None:
+        return _begin(state)
+    if state.step in begun.commits and state.head_step < state.step:
+        return Commit(state.step)
+    if state.step == begun.last:
+        return Finish()
+    return Train(state.step + 1, min(step for step in begun.commits if step > state.step))
+
+
+def _replace(state: State) -> Action:
+    """A shard has no host: a spare takes it over. Who wants to go on with fewer workers decides it here."""
+    shard = state.members.index(None)
+    if state.made >= len(state.members) and state.spares_left <= 0:
+        return NoSpare(shard)
+    return Assign(shard, f"host-{state.made}")
+
+
+def _begin(state: State) -> Action:
+    """There is no group: find out from where it begins, bring every host what it needs, start it."""
+    if state.chosen is None:
+        return Choose()
+    if len(state.staged) < len(state.members):
+        return Stage(state.chosen)
+    return Launch(state.generation + 1, state.chosen)
+
+
+# -- what entries tell ----------------------------------------------------------------------------------------------
+
+
+def fold(entries: Iterable[Entry]) -> State:
+    """The state after all entries of a journal."""
+    return reduce(apply, entries, State())
+
+
+def apply(state: State, entry: Entry) -> State:
+    """The state after one more entry."""
+    match entry:
+        case Begun():
+            return replace(state, begun=entry, members=(None,) * entry.shards)
+        case Opened():  # the group was its controller's; hosts may have been tried in vain by another cause
+            return replace(_without_group(state), spares=entry.spares, futile=0)
+        case Assigned():
+            members = (*state.members[: entry.shard], entry.host, *state.members[entry.shard + 1 :])
+            return replace(state, members=members, made=state.made + 1, staged=state.staged - {entry.shard})
+        case Chosen():
+            return replace(state, chosen=entry, head=entry.root, head_step=entry.step, staged=frozenset())
+        case Staged():
+            return replace(state, staged=state.staged | {entry.shard})
+        case Launched():
+            return replace(state, generation=entry.generation)
+        case Ready():
+            return replace(state, step=entry.step)
+        case Updated():
+            futile = state.futile if entry.update in state.results else 0
+            return replace(state, step=entry.update, results={**state.results, entry.update: entry}, futile=futile)
+        case Committed():
+            committed = (*state.committed, entry)
+            return replace(state, committed=committed, head=entry.root, head_step=entry.step)
+        case Lost():
+            members = tuple(None if host in entry.hosts else host for host in state.members)
+            lost = (*state.lost, *entry.hosts)
+            return replace(_without_group(state), members=members, lost=lost, futile=state.futile + 1)
+        case Recovered():
+            return replace(state, recovered=(*state.recovered, entry))
+        case Finished():
+            return replace(state, finished=entry)
+        case Cleared():
+            return replace(state, cleared=True)
+
+
+def _without_group(state: State) -> State:
+    return replace(state, step=None, chosen=None, staged=frozenset())
