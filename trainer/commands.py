@@ -87,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--operator", metavar="URL", help="the operator's store: a directory or s3://bucket/prefix (default: in DIR)"
     )
+    run.add_argument(
+        "--stop-for-commits", action="store_true", help="train on only once a checkpoint is committed (same roots)"
+    )
     run.set_defaults(name="run", command=_run)
 
     prepare = commands.add_parser(
@@ -238,6 +241,7 @@ def _run(options: argparse.Namespace) -> int:
         operator=options.operator,
         compute=options.compute,
         kernels=options.kernels,
+        behind=not options.stop_for_commits,
     )
     check_operator(options.operator)  # before anything is made for the run
     run_training(settings, sys.stdout)

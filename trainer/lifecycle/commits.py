@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ckptstore
-from ckptstore import Digest, ShardReceipt, Store
+from ckptstore import Attempt, Digest, ShardReceipt, Store
 from trainer.lifecycle.expect import require
 from trainer.lifecycle.replay import agreed_results
+from trainer.workers.events import Event
 from trainer.workers.group import LaunchedGroup
 from trainer.workers.hosts import STORE, Host
 from trainer.workers.orders import Save
@@ -86,15 +87,43 @@ def _commit(
     require(f"root of ref {ref} in the {name} store before the commit of step {step}", parent, attempt.parent)
     where = STORE if path is None else str(path)
     saved = group.tell(Save(str(attempt), step, where), group.launch.plan.timeouts.commit)
+    return conclude(group, store, name, attempt, saved, began, by_way_of_hosts=path is None)
+
+
+def conclude(
+    group: LaunchedGroup,
+    store: Store,
+    name: str,
+    attempt: Attempt,
+    saved: Sequence[Event],
+    began: float,
+    *,
+    by_way_of_hosts: bool = True,
+) -> Committed:
+    """What comes of an attempt whose shards are saved: they are moved if they have to be, committed, and read back.
+
+    Tells the group nothing, so it may do anything else meanwhile.
+
+    Args:
+        group: the group whose workers saved.
+        store, name: where the checkpoint is to be, and what that store is called.
+        attempt: the attempt.
+        saved: the ``saved`` event of each worker, by shard.
+        began: when the commit began, on the monotonic clock.
+        by_way_of_hosts: the workers saved to their hosts' stores, and not to ``store`` itself.
+
+    Raises:
+        CommitAbortedError, ConflictError, CorruptError, NotFoundError: there is no checkpoint.
+    """
     receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
-    moved = push_shards(group.hosts, receipts, store, name) if path is None else ()
+    moved = push_shards(group.hosts, receipts, store, name) if by_way_of_hosts else ()
     root = store.commit(attempt, receipts)
     report = store.verify(root)
     require(f"findings in the closure of {root.short} in the {name} store", [], [str(f) for f in report.findings])
     store.add_receipt(report.receipt(store.url))
     checkpoint = store.checkpoint(root)
     return Committed(
-        step=step,
+        step=checkpoint.step,
         root=root,
         parent=checkpoint.parent,
         state_root=checkpoint.state_root,

@@ -18,7 +18,7 @@ from ckptstore.errors import CkptStoreError, RefusedError
 from trainer.compute.result import UpdateResult
 from trainer.lifecycle import admission, staging
 from trainer.lifecycle.access import Access, near
-from trainer.lifecycle.commits import commit_by_way_of_hosts
+from trainer.lifecycle.commits import Committed, commit_by_way_of_hosts
 from trainer.lifecycle.expect import require, unexpected
 from trainer.lifecycle.freezing import free_ref, freeze
 from trainer.lifecycle.journal import Journal
@@ -29,6 +29,7 @@ from trainer.preparation.prepare import choose_compute, read_plan
 from trainer.recovery import entries
 from trainer.recovery import state as states
 from trainer.recovery.blame import Blame, RunFailedError, blame, connection
+from trainer.recovery.committing import CommitBehind
 from trainer.recovery.custody import Custody
 from trainer.recovery.entries import Begun, Chosen, Entry
 from trainer.recovery.journal import RunJournal
@@ -45,6 +46,7 @@ from trainer.workers.traces import keep_traces
 REF = "run"
 PREPARED = "prepared"
 
+_POLL = 0.02  # seconds
 _SHOWN = 8  # updates between two lines where progress is not shown in place
 _LAST_WORDS = 2.0  # seconds beyond the heartbeats that may be missed, for signs that say more than a lost connection
 
@@ -90,6 +92,7 @@ class Controller:
         self._reports: dict[int, dict[int, UpdateResult]] = {}  # updates that not all workers have told of yet
         self._recoveries: tuple[Recovery, ...] = ()
         self._since = time.monotonic()
+        self._stall = 0
 
     def run(self) -> State:
         """Go on until the last checkpoint is committed and the hosts are gone; returns where the run stands then.
@@ -101,7 +104,8 @@ class Controller:
         """
         require_same(self.settings, self.state.begun)
         self._open()
-        with ThreadPoolExecutor(max(1, os.cpu_count() or 1), "pull") as self._pool, ExitStack() as stack:
+        # Processes that its threads start end with the threads, so it is there to the end.
+        with ThreadPoolExecutor(2 + (os.cpu_count() or 1), "controller") as self._pool, ExitStack() as stack:
             stack.callback(self._end_group)
             if self.state.begun is not None:
                 self._load(self.state.begun)
@@ -134,6 +138,8 @@ class Controller:
                 self._present.tell(Train(first, last))
             case states.Commit(step=step):
                 self._commit(step)
+            case states.Await():
+                self._await_commit()
             case states.Finish():
                 self._finish()
             case states.Clear():
@@ -182,6 +188,7 @@ class Controller:
         (file,) = self.operator.tree(begun.plan).files
         require(f"digest of the plan in {self.settings.out / PREPARED}", file.chunks, (self.plan.digest,))
         self.launch = Launch(self.plan, begun.identity, self.settings.out)
+        self._commits = CommitBehind(self._pool, self.operator, begun.ref)
 
     def _assign(self, shard: int, name: str) -> None:
         """A host of that name is made; what there is of it is of a controller that ended before it could say so."""
@@ -259,14 +266,39 @@ class Controller:
         self._close_recoveries()
 
     def _commit(self, step: int) -> None:
-        began = time.monotonic()
-        done = commit_by_way_of_hosts(self._present, self.operator, self._begun.ref, step, self.state.head)
-        whole = round(1000 * (time.monotonic() - began))
-        sent = sum(one.sent_bytes for one in done.moved)
-        self._record(
-            entries.Committed(step, done.root, done.state_root, sent, done.verified_bytes, whole, whole),
-            f"step {step} committed as {done.root.short}: {sent:,} bytes moved, {done.verified_bytes:,} read back",
+        if self.settings.behind:
+            snapped = self._commits.begin(self._present, step, self.state.head)
+            self._record(snapped)
+            self._stall = snapped.stall_ms
+        else:
+            done = commit_by_way_of_hosts(self._present, self.operator, self._begun.ref, step, self.state.head)
+            self._committed(done, round(1000 * done.seconds))
+
+    def _await_commit(self) -> None:
+        """Wait for the commit that is under way, and take notice of a loss meanwhile."""
+        group, began = self._present, time.monotonic()
+        signs = len(group.signs)
+        while self.state.pending is not None:
+            group.poll(_POLL)
+            if len(group.signs) > signs:
+                raise GroupLostError(f"generation {group.generation}", "a worker was lost while its shard was saved")
+            if self._commits.late:
+                why = f"not all shards were saved within {self.plan.timeouts.commit} s"
+                raise GroupLostError(f"generation {group.generation}", why)
+            self._notice_commit(waited=began)
+
+    def _notice_commit(self, waited: float | None = None) -> None:
+        done = self._commits.outcome()
+        if done is not None:
+            self._committed(done, self._stall + (round(1000 * (time.monotonic() - waited)) if waited else 0))
+
+    def _committed(self, done: Committed, stall_ms: int) -> None:
+        sent, whole = sum(one.sent_bytes for one in done.moved), round(1000 * done.seconds)
+        entry = entries.Committed(done.step, done.root, done.state_root, sent, done.verified_bytes, stall_ms, whole)
+        text = (
+            f"step {done.step} committed as {done.root.short}: {sent:,} bytes moved, {done.verified_bytes:,} read back"
         )
+        self._record(entry, f"{text}; training stood still for {stall_ms} of {whole} ms")
 
     def _finish(self) -> None:
         """Everything is committed: a group that is lost while it leaves has nothing left that anybody needs."""
@@ -328,8 +360,11 @@ class Controller:
         if group is not None:
             noticed = group.signs[0].at if group.signs else time.monotonic()
             heard = max((group.heard.get(shard, noticed) for shard in found.shards), default=noticed)
-            group.abort()
+            group.abort()  # after which nothing of it comes any more, except for a commit whose shards are all saved
             detect = round(1000 * max(0.0, noticed - heard))
+            done = self._commits.settle()
+            if done is not None:
+                self._committed(done, self._stall)
             abort = round(1000 * (time.monotonic() - noticed))
         hosts = tuple(name for shard in found.shards if (name := self.state.members[shard]) is not None)
         what = f"shard {', '.join(map(str, found.shards))} on {', '.join(hosts)}" if hosts else found.sign
@@ -369,6 +404,9 @@ class Controller:
 
     def _listen(self, group: LaunchedGroup, said: Said) -> None:
         """Write an update down once all workers have made it, the same, and the same as whenever it was made before."""
+        self._commits.heard(group, said)
+        if group is self._group:
+            self._notice_commit()
         if said.event.name != "update":
             return
         number = said.event["update"]

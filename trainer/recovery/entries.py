@@ -122,10 +122,22 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapped:
+    """The workers have snapshots of the state after ``step`` updates, of so many bytes by shard, and train on.
+
+    ``stall_ms`` is how long training stood still for that.
+    """
+
+    step: int
+    bytes: tuple[int, ...]
+    stall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """A checkpoint is in the operator's store and its ref names it.
 
-    ``stall_ms`` is how long training stood still for it, ``seconds_ms`` how long it took until it was verified.
+    ``stall_ms`` is how long training stood still for it in all, ``whole_ms`` how long it took until it was verified.
     """
 
     step: int
@@ -201,6 +213,7 @@ Entry = (
     | Launched
     | Ready
     | Updated
+    | Snapped
     | Committed
     | Lost
     | Recovered

@@ -19,6 +19,7 @@ from trainer.recovery.entries import Begun
 class RunSettings:
     """``spares`` counts the hosts that may be used beside the first ones in the whole run, ``every`` the updates
     between commits (None: the plan says after which); ``operator`` is the URL of a store (None: a folder of the run).
+    ``behind``: training goes on while a checkpoint is written and moved. Neither it nor ``spares`` decides a bit.
     """
 
     out: Path
@@ -28,6 +29,7 @@ class RunSettings:
     operator: str | None = None
     compute: str | None = None
     kernels: str = "native"
+    behind: bool = True
 
     def __post_init__(self) -> None:
         if self.spares < 0:

@@ -24,6 +24,7 @@ from trainer.recovery.entries import (
     Opened,
     Ready,
     Recovered,
+    Snapped,
     Staged,
     Updated,
 )
@@ -38,10 +39,10 @@ class State:
     """Everything that entries tell.
 
     ``members`` are the hosts by shard (None: the shard has none), ``made`` how many hosts there ever were, ``lost``
-    those given up, ``staged`` the shards whose hosts are ready to start, ``chosen`` what is restored next, ``head`` and
-    ``head_step`` the checkpoint that the next one follows. ``step`` counts the updates of the present group and is None
-    without a group that is ready; ``results`` are those of all updates by number, ``futile`` the losses since a new one
-    was made.
+    those given up, ``staged`` the shards whose hosts are ready to start, ``chosen`` what is restored next, or what the
+    present group began with. ``head`` and ``head_step`` are the checkpoint that the next one follows, ``pending`` the
+    one that is under way. ``step`` counts the updates of the present group and is None without a group that is ready;
+    ``results`` are those of all updates by number, ``futile`` the losses since a new one was made.
     """
 
     begun: Begun | None = None
@@ -53,6 +54,7 @@ class State:
     chosen: Chosen | None = None
     head: Digest | None = None
     head_step: int = 0
+    pending: Snapped | None = None
     generation: int = 0
     step: int | None = None
     committed: tuple[Committed, ...] = ()
@@ -126,6 +128,11 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Await:
+    """Wait for the commit that is under way: there is one at a time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Let the group leave, and look at the last checkpoint."""
 
@@ -154,7 +161,7 @@ class Futile:
     losses: int
 
 
-Action = Prepare | Assign | Choose | Stage | Launch | Train | Commit | Finish | Clear | Stop | NoSpare | Futile
+Action = Prepare | Assign | Choose | Stage | Launch | Train | Commit | Await | Finish | Clear | Stop | NoSpare | Futile
 
 
 def decide(state: State) -> Action:
@@ -171,7 +178,10 @@ def decide(state: State) -> Action:
     if state.step is None:
         return _begin(state)
     if state.step in begun.commits and state.head_step < state.step:
-        return Commit(state.step)
+        if state.pending is None:
+            return Commit(state.step)
+        if state.pending.step < state.step or state.step == begun.last:
+            return Await()
     if state.step == begun.last:
         return Finish()
     return Train(state.step + 1, min(step for step in begun.commits if step > state.step))
@@ -223,9 +233,11 @@ def apply(state: State, entry: Entry) -> State:
         case Updated():
             futile = state.futile if entry.update in state.results else 0
             return replace(state, step=entry.update, results={**state.results, entry.update: entry}, futile=futile)
+        case Snapped():
+            return replace(state, pending=entry)
         case Committed():
             committed = (*state.committed, entry)
-            return replace(state, committed=committed, head=entry.root, head_step=entry.step)
+            return replace(state, committed=committed, head=entry.root, head_step=entry.step, pending=None)
         case Lost():
             members = tuple(None if host in entry.hosts else host for host in state.members)
             lost = (*state.lost, *entry.hosts)
@@ -239,4 +251,4 @@ def apply(state: State, entry: Entry) -> State:
 
 
 def _without_group(state: State) -> State:
-    return replace(state, step=None, chosen=None, staged=frozenset())
+    return replace(state, step=None, chosen=None, pending=None, staged=frozenset())
