@@ -1,7 +1,8 @@
 """A worker without torch whose state remembers every update: each is a hash of the state before and its number.
 
-Staged as ``trainer/__main__.py`` on a host, it saves and restores real shards by a real store. So an update that is
-left out, made twice, or made on another state ends in another root. What else a host runs is the real trainer.
+Staged as ``trainer/__main__.py`` on a host, with the project's folder written into it, it saves and restores real
+shards by a real store. So an update that is left out, made twice, or made on another state ends in another root. What
+else a host runs is the real trainer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+PROJECT = ""
 STATE = 2 * 2**18  # bytes: an object of its own
 
 
@@ -145,6 +147,8 @@ class Chain:
 
 
 if __name__ == "__main__":
+    sys.path[:0] = [PROJECT]
+    sys.modules.pop("trainer", None)
     if sys.argv[1] != "worker":
         from trainer import commands
 

@@ -1,4 +1,4 @@
-"""The trainer's commands with the small plan and, on its hosts, workers that need no torch (:mod:`tests.trainer.chain`)."""
+"""The trainer's commands with the small plan and workers that need no torch (:mod:`tests.trainer.chain`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if __name__ == "__main__":
     small = small_profile()
     quick = replace(small.timeouts, group=5, heartbeats_missed=2)
     planning.PROFILES = {"demo": replace(small, timeouts=quick)}
-    frozen = {**prepare.source_files(), "trainer/__main__.py": Path(__file__).with_name("chain.py").read_bytes()}
+    # One file instead of hundreds that are stored and staged each time: it finds the others where they are.
+    worker = Path(__file__).with_name("chain.py").read_text()
+    project = f"PROJECT = {str(prepare.TRAINER.parent)!r}"
+    frozen = {"trainer/__main__.py": worker.replace('PROJECT = ""', project).encode()}
     prepare.source_files = lambda: frozen
     sys.exit(main())
