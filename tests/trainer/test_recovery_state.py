@@ -53,7 +53,7 @@ class World:
                 step = self.commits[-1] if self.commits else 0
                 return [entries.Chosen(Digest.of(bytes([step])) if step else None, step, ())]
             case state.Stage(chosen=chosen):
-                return [entries.Staged(shard, f"h{shard}", chosen.root, 0, 0, 0, 0) for shard in range(2)]
+                return [entries.Staged(shard, f"h{shard}", chosen.root, 0, 0, 0, 0, 0) for shard in range(2)]
             case state.Launch(generation=generation, chosen=chosen):
                 return [entries.Launched(generation, ("a", "b"), (1, 2)), entries.Ready(generation, chosen.step)]
             case state.Train(first=first, last=last):

@@ -1,62 +1,105 @@
 """The one commit that may be under way while its group trains on: snapshots at a boundary, then everything else behind.
 
 Nothing of it is seen before its ref has moved, and there is one at a time: a group that is lost in between leaves the
-checkpoint before it, or this one, and nothing else.
+checkpoint before it, or this one, and nothing else. After each commit the hosts keep replicas for each other.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 from ckptstore import Attempt, Digest, Store
 from ckptstore.errors import CkptStoreError
-from trainer.lifecycle.commits import OPERATOR, Committed, conclude
+from trainer.lifecycle.commits import OPERATOR, conclude
+from trainer.lifecycle.commits import Committed as Concluded
 from trainer.lifecycle.expect import require
-from trainer.recovery.entries import Snapped
+from trainer.recovery.entries import Committed, Replicated, Snapped
+from trainer.recovery.replicas import holder, replicate
 from trainer.workers.events import Event
-from trainer.workers.group import LaunchedGroup, Said
-from trainer.workers.hosts import STORE
-from trainer.workers.orders import SaveBehind
+from trainer.workers.group import GroupLostError, LaunchedGroup, Said
+from trainer.workers.hosts import STORE, Host
+from trainer.workers.orders import Save, SaveBehind
+
+_POLL = 0.02  # seconds
 
 
 @dataclass(slots=True)
 class _Underway:
+    """A commit: of which group, and how long training has stood still for it, in milliseconds."""
+
     group: LaunchedGroup
     attempt: Attempt
     step: int
     began: float
+    stall_ms: float = 0.0
     saved: dict[int, Event] = field(default_factory=dict)
-    job: Future[Committed] | None = None
+    job: Future[Concluded] | None = None
+
+    @property
+    def receipts(self) -> tuple[str, ...]:
+        """Receipts of the saved shards, in order."""
+        return tuple(event["receipt"] for _, event in sorted(self.saved.items()))
 
 
-class CommitBehind:
-    """Commits to ``ref`` of ``operator``, each in a thread of ``pool`` from when all shards of it are saved."""
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """Replicas on their way."""
 
-    def __init__(self, pool: Executor, operator: Store, ref: str) -> None:
-        self._pool, self._operator, self._ref = pool, operator, ref
+    root: Digest
+    hosts: Sequence[Host]
+    receipts: tuple[str, ...]
+    job: Future[tuple[int, ...]]
+
+
+class Commits:
+    """Commits to a ref of the operator's store, each in threads of ``pool`` from when all shards of it are saved.
+
+    Args:
+        pool: its threads have to outlive every commit.
+        operator, ref: where checkpoints go.
+        last: the last update; there are no replicas of what comes after it, since nothing does.
+        say: is told of replicas that could not be made.
+    """
+
+    def __init__(self, pool: Executor, operator: Store, ref: str, last: int, say: Callable[[str], object]) -> None:
+        self._pool, self._operator, self._ref, self._last, self._say = pool, operator, ref, last, say
         self._now: _Underway | None = None
+        self._copying: _Copying | None = None
 
-    def begin(self, group: LaunchedGroup, step: int, parent: Digest | None) -> Snapped:
-        """Let the workers take their snapshots of the state after ``step`` updates; returns when all have them.
+    def begin(
+        self, group: LaunchedGroup, step: int, parent: Digest | None, *, behind: bool
+    ) -> tuple[Snapped | Committed | Replicated, ...]:
+        """Begin the commit of the state after ``step`` updates; returns what is to be written down.
+
+        Args:
+            group: stands at that boundary.
+            step: updates made.
+            parent: what the ref has to name.
+            behind: return when the workers have their snapshots, and not when all is done.
 
         Raises:
-            GroupLostError: a worker was lost.
+            GroupLostError: a worker was lost, or took too long.
             NotAsPlannedError: the ref does not name ``parent``.
+            CkptStoreError: there is no checkpoint.
         """
         assert self._now is None
         began = time.monotonic()
+        before = self._replicated(wait=True)
         attempt = self._operator.begin(self._ref)
         require(f"root of ref {self._ref} before the commit of step {step}", parent, attempt.parent)
-        self._now = _Underway(group, attempt, step, began)
-        order = SaveBehind(str(attempt), step, STORE)
-        taken = group.tell(order, group.launch.plan.timeouts.commit)
-        stall = round(1000 * (time.monotonic() - began))
-        return Snapped(step, tuple(event["bytes"] for event in taken), stall)
+        now = self._now = _Underway(group, attempt, step, began)
+        order = SaveBehind(str(attempt), step, STORE) if behind else Save(str(attempt), step, STORE)
+        told = group.tell(order, group.launch.plan.timeouts.commit)
+        now.stall_ms = _milliseconds(began)
+        if behind:
+            return (*before, Snapped(step, tuple(event["bytes"] for event in told), round(now.stall_ms)))
+        return (*before, *self.wait())
 
     def heard(self, group: LaunchedGroup, said: Said) -> None:
-        """Take notice of an event; after the last ``saved`` one the rest begins."""
+        """Take notice of an event; with the last ``saved`` one the shards are moved and committed."""
         now = self._now
         if now is None or said.event.name != "saved" or group is not now.group or said.event["step"] != now.step:
             return
@@ -65,27 +108,71 @@ class CommitBehind:
             saved = [event for _, event in sorted(now.saved.items())]
             now.job = self._pool.submit(conclude, group, self._operator, OPERATOR, now.attempt, saved, now.began)
 
-    def outcome(self) -> Committed | None:
-        """The checkpoint, once and as soon as there is one. Raises what went wrong with it. Does not wait."""
-        if self._now is None or self._now.job is None or not self._now.job.done():
-            return None
-        job, self._now = self._now.job, None
-        return job.result()
+    def news(self) -> tuple[Committed | Replicated, ...]:
+        """What is done and was not told yet. Raises what went wrong with a commit. Does not wait."""
+        return (*self._committed(), *self._replicated(wait=False))
 
-    @property
-    def late(self) -> bool:
-        """Whether shards are still not saved although the plan's time for that is over."""
+    def wait(self) -> tuple[Committed | Replicated, ...]:
+        """Wait until the commit that is under way is done, while training stands still.
+
+        Raises:
+            GroupLostError: a worker was lost meanwhile, or its shard is not saved in the time that the plan gives.
+            CkptStoreError: there is no checkpoint.
+        """
+        now, began = self._now, time.monotonic()
+        assert now is not None
+        group, signs = now.group, len(now.group.signs)
+        while now.job is None or not now.job.done():
+            group.poll(_POLL)
+            if len(group.signs) > signs:
+                raise GroupLostError(f"generation {group.generation}", "a worker was lost while its shard was saved")
+            limit = group.launch.plan.timeouts.commit
+            if now.job is None and time.monotonic() > now.began + limit:
+                raise GroupLostError(f"generation {group.generation}", f"not all shards were saved within {limit} s")
+        now.stall_ms += _milliseconds(began)
+        return self.news()
+
+    def settle(self) -> tuple[Committed | Replicated, ...]:
+        """The group is lost: what comes about all the same, because every shard was saved before; waits."""
         now = self._now
-        if now is None or now.job is not None:
-            return False
-        return time.monotonic() > now.began + now.group.launch.plan.timeouts.commit
+        done: tuple[Committed, ...] = ()
+        if now is not None and now.job is not None:
+            try:
+                now.job.result()
+                done = self._committed()
+            except (CkptStoreError, OSError) as error:
+                self._say(f"the commit of step {now.step} was lost as well: {error}")
+        self._now = None
+        return (*done, *self._replicated(wait=True))
 
-    def settle(self) -> Committed | None:
-        """The group is lost: the checkpoint all the same, if all its shards were saved and it comes about; waits."""
-        now, self._now = self._now, None
-        if now is None or now.job is None:
-            return None
+    def _committed(self) -> tuple[Committed, ...]:
+        now = self._now
+        if now is None or now.job is None or not now.job.done():
+            return ()
+        self._now = None
+        done = now.job.result()
+        if len(now.group.hosts) > 1 and now.step < self._last:
+            hosts, receipts = now.group.hosts, now.receipts
+            self._copying = _Copying(done.root, hosts, receipts, self._pool.submit(replicate, hosts, receipts))
+        sent = sum(one.sent_bytes for one in done.moved)
+        stall, whole = round(now.stall_ms), round(1000 * done.seconds)
+        return (Committed(done.step, done.root, done.state_root, sent, done.verified_bytes, stall, whole),)
+
+    def _replicated(self, *, wait: bool) -> tuple[Replicated, ...]:
+        """Replicas that are there. Where they fail the operator's store is enough."""
+        copying = self._copying
+        if copying is None or not (wait or copying.job.done()):
+            return ()
+        self._copying = None
         try:
-            return now.job.result()
-        except (CkptStoreError, OSError):  # of a host that is gone, or the next try will say it
-            return None
+            sent = copying.job.result()
+        except (CkptStoreError, OSError) as error:
+            self._say(f"no replicas of {copying.root.short}: {error}")
+            return ()
+        hosts = copying.hosts
+        names = tuple(hosts[holder(shard, len(hosts))].name for shard in range(len(hosts)))
+        return (Replicated(copying.root, names, copying.receipts, sent),)
+
+
+def _milliseconds(since: float) -> float:
+    return 1000 * (time.monotonic() - since)

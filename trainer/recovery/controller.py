@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import ckptstore
-from ckptstore import Digest, Store
+from ckptstore import Store
 from ckptstore.errors import CkptStoreError, RefusedError
 from trainer.compute.result import UpdateResult
-from trainer.lifecycle import admission, staging
+from trainer.lifecycle import admission
 from trainer.lifecycle.access import Access, near
-from trainer.lifecycle.commits import Committed, commit_by_way_of_hosts
 from trainer.lifecycle.expect import require, unexpected
 from trainer.lifecycle.freezing import free_ref, freeze
 from trainer.lifecycle.journal import Journal
-from trainer.lifecycle.pulling import Pull, PullEndedError, pull_on_hosts
 from trainer.preparation import staged
 from trainer.preparation.plan import Plan
 from trainer.preparation.prepare import choose_compute, read_plan
 from trainer.recovery import entries
 from trainer.recovery import state as states
 from trainer.recovery.blame import Blame, RunFailedError, blame, connection
-from trainer.recovery.committing import CommitBehind
+from trainer.recovery.committing import Commits
 from trainer.recovery.custody import Custody
 from trainer.recovery.entries import Begun, Chosen, Entry
+from trainer.recovery.equipping import HostLostError, Peer, Source, equip
 from trainer.recovery.journal import RunJournal
 from trainer.recovery.settings import RunSettings, require_same
 from trainer.recovery.state import State
@@ -46,7 +46,6 @@ from trainer.workers.traces import keep_traces
 REF = "run"
 PREPARED = "prepared"
 
-_POLL = 0.02  # seconds
 _SHOWN = 8  # updates between two lines where progress is not shown in place
 _LAST_WORDS = 2.0  # seconds beyond the heartbeats that may be missed, for signs that say more than a lost connection
 
@@ -61,14 +60,6 @@ class FutileError(RefusedError):
     """The run was lost again and again without one new update."""
 
     code = "futile"
-
-
-class _HostLostError(CkptStoreError):
-    """A host is in no state to take part: ``blame`` says which shard's, and why."""
-
-    def __init__(self, blame: Blame) -> None:
-        super().__init__(f"shard {blame.shards}", blame.why)
-        self.blame = blame
 
 
 class Controller:
@@ -92,7 +83,6 @@ class Controller:
         self._reports: dict[int, dict[int, UpdateResult]] = {}  # updates that not all workers have told of yet
         self._recoveries: tuple[Recovery, ...] = ()
         self._since = time.monotonic()
-        self._stall = 0
 
     def run(self) -> State:
         """Go on until the last checkpoint is committed and the hosts are gone; returns where the run stands then.
@@ -137,9 +127,9 @@ class Controller:
             case states.Train(first=first, last=last):
                 self._present.tell(Train(first, last))
             case states.Commit(step=step):
-                self._commit(step)
+                self._note(self._commits.begin(self._present, step, self.state.head, behind=self.settings.behind))
             case states.Await():
-                self._await_commit()
+                self._note(self._commits.wait())
             case states.Finish():
                 self._finish()
             case states.Clear():
@@ -188,7 +178,7 @@ class Controller:
         (file,) = self.operator.tree(begun.plan).files
         require(f"digest of the plan in {self.settings.out / PREPARED}", file.chunks, (self.plan.digest,))
         self.launch = Launch(self.plan, begun.identity, self.settings.out)
-        self._commits = CommitBehind(self._pool, self.operator, begun.ref)
+        self._commits = Commits(self._pool, self.operator, begun.ref, begun.last, self.people.say)
 
     def _assign(self, shard: int, name: str) -> None:
         """A host of that name is made; what there is of it is of a controller that ended before it could say so."""
@@ -211,37 +201,23 @@ class Controller:
         self._record(Chosen(found.root, step, tuple(map(str, found.skipped))))
 
     def _stage(self, chosen: Chosen) -> None:
-        """All hosts at a time: the frozen files, and the objects of the shard. What is there is only read again."""
+        members = self._members()
+        held = {shard: states.replica(self.state, shard) for shard in range(len(members))}
+        peers = {shard: Peer(self._host(found[0]), found[1]) for shard, found in held.items() if found is not None}
         name = f"pull-{sum(isinstance(entry, Chosen) for entry in self.memory.entries)}"
-        members = list(enumerate(self._members()))
-        staged_files = [self._stage_files(shard, host) for shard, host in members]
-        pulls = list(self._pool.map(lambda one: self._pull(one[0], one[1], chosen.root, name), members))
-        for (shard, host), files, pull in zip(members, staged_files, pulls, strict=True):
-            received = sum(one.received_bytes for one in pull.pulled) if pull else 0
-            verified = sum(one.readback_bytes for one in pull.pulled) if pull else 0
-            entry = entries.Staged(shard, host.name, chosen.root, files.bytes, files.checked_bytes, received, verified)
-            text = f"{host.name} has shard {shard}: files {files.bytes:,} bytes copied, {files.checked_bytes:,} checked"
-            text += f"; objects {received:,} bytes from the operator, {verified:,} verified" if pull else ""
-            self._record(entry, text)
+        source = Source(self.settings.out, self.operator, self.trees, self.access)
+        for one in equip(source, members, chosen.root, peers, name, pool=self._pool, say=self.people.say):
+            text = f"{one.host} has shard {one.shard}: files {one.copied_bytes:,} bytes copied, {one.checked_bytes:,} "
+            text += f"checked; objects {one.peer_bytes:,} bytes from a peer, {one.operator_bytes:,} from the operator, "
+            self._record(one, text + f"{one.verified_bytes:,} verified")
             self._recoveries = plus(
-                self._recoveries, file_bytes=files.bytes, operator_bytes=received, verified_bytes=verified
+                self._recoveries,
+                file_bytes=one.copied_bytes,
+                peer_bytes=one.peer_bytes,
+                operator_bytes=one.operator_bytes,
+                verified_bytes=one.verified_bytes,
             )
         self._recoveries = plus(self._recoveries, stage_ms=self._lap())
-
-    def _stage_files(self, shard: int, host: Host) -> staging.Staging:
-        done = staging.stage(self.operator, self.trees, host, shard)
-        if done.refused:
-            raise _HostLostError(Blame((shard,), "staging", done.refused))
-        return done
-
-    def _pull(self, shard: int, host: Host, root: Digest | None, name: str) -> Pull | None:
-        if root is None:
-            return None
-        try:
-            (done,) = pull_on_hosts(self.settings.out, self.access, [(host, shard)], [root], name)
-        except PullEndedError as error:
-            raise _HostLostError(Blame((shard,), "process gone", str(error))) from error
-        return done
 
     def _launch(self, generation: int, chosen: Chosen) -> None:
         members = self._members()
@@ -264,41 +240,6 @@ class Controller:
         self._record(entries.Ready(generation, chosen.step))
         self._recoveries = plus(self._recoveries, restore_ms=self._lap())
         self._close_recoveries()
-
-    def _commit(self, step: int) -> None:
-        if self.settings.behind:
-            snapped = self._commits.begin(self._present, step, self.state.head)
-            self._record(snapped)
-            self._stall = snapped.stall_ms
-        else:
-            done = commit_by_way_of_hosts(self._present, self.operator, self._begun.ref, step, self.state.head)
-            self._committed(done, round(1000 * done.seconds))
-
-    def _await_commit(self) -> None:
-        """Wait for the commit that is under way, and take notice of a loss meanwhile."""
-        group, began = self._present, time.monotonic()
-        signs = len(group.signs)
-        while self.state.pending is not None:
-            group.poll(_POLL)
-            if len(group.signs) > signs:
-                raise GroupLostError(f"generation {group.generation}", "a worker was lost while its shard was saved")
-            if self._commits.late:
-                why = f"not all shards were saved within {self.plan.timeouts.commit} s"
-                raise GroupLostError(f"generation {group.generation}", why)
-            self._notice_commit(waited=began)
-
-    def _notice_commit(self, waited: float | None = None) -> None:
-        done = self._commits.outcome()
-        if done is not None:
-            self._committed(done, self._stall + (round(1000 * (time.monotonic() - waited)) if waited else 0))
-
-    def _committed(self, done: Committed, stall_ms: int) -> None:
-        sent, whole = sum(one.sent_bytes for one in done.moved), round(1000 * done.seconds)
-        entry = entries.Committed(done.step, done.root, done.state_root, sent, done.verified_bytes, stall_ms, whole)
-        text = (
-            f"step {done.step} committed as {done.root.short}: {sent:,} bytes moved, {done.verified_bytes:,} read back"
-        )
-        self._record(entry, f"{text}; training stood still for {stall_ms} of {whole} ms")
 
     def _finish(self) -> None:
         """Everything is committed: a group that is lost while it leaves has nothing left that anybody needs."""
@@ -346,7 +287,7 @@ class Controller:
     def _cause(self, error: CkptStoreError | OSError) -> Blame:
         """The loss that an error of the controller's own comes from: that of a host which it tried to use. Otherwise it
         is raised again."""
-        if isinstance(error, _HostLostError):
+        if isinstance(error, HostLostError):
             return error.blame
         for shard, host in enumerate(self._members()):
             if not host.directory.is_dir():
@@ -362,9 +303,7 @@ class Controller:
             heard = max((group.heard.get(shard, noticed) for shard in found.shards), default=noticed)
             group.abort()  # after which nothing of it comes any more, except for a commit whose shards are all saved
             detect = round(1000 * max(0.0, noticed - heard))
-            done = self._commits.settle()
-            if done is not None:
-                self._committed(done, self._stall)
+            self._note(self._commits.settle())
             abort = round(1000 * (time.monotonic() - noticed))
         hosts = tuple(name for shard in found.shards if (name := self.state.members[shard]) is not None)
         what = f"shard {', '.join(map(str, found.shards))} on {', '.join(hosts)}" if hosts else found.sign
@@ -406,7 +345,7 @@ class Controller:
         """Write an update down once all workers have made it, the same, and the same as whenever it was made before."""
         self._commits.heard(group, said)
         if group is self._group:
-            self._notice_commit()
+            self._note(self._commits.news())
         if said.event.name != "update":
             return
         number = said.event["update"]
@@ -438,6 +377,17 @@ class Controller:
         began = self.state.chosen.step
         for one in plus(over, replay_ms=self._elapsed()):
             self._record(plus((one,), replayed=max(0, one.update - began))[0].ended())
+
+    def _note(self, news: Sequence[Entry]) -> None:
+        """Write down what came of commits."""
+        for one in news:
+            text = ""
+            if isinstance(one, entries.Committed):
+                text = f"step {one.step} committed as {one.root.short}: {one.sent_bytes:,} bytes moved, "
+                text += (
+                    f"{one.verified_bytes:,} read back; training stood still for {one.stall_ms} of {one.whole_ms} ms"
+                )
+            self._record(one, text)
 
     def _record(self, entry: Entry, text: str = "") -> None:
         self.memory.append(entry)

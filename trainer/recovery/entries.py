@@ -69,8 +69,8 @@ class Assigned:
 class Staged:
     """A host has the frozen files of its shard and the objects of its shard of ``root`` (None: there is none yet).
 
-    Bytes of files that were copied and of all that were checked; bytes of objects by where they came from, and those
-    that were read again on the host.
+    Bytes of files that were copied and of all that were checked; bytes of objects by where they came from, a peer or
+    the operator's store, and those that were read again on the host.
     """
 
     shard: int
@@ -78,6 +78,7 @@ class Staged:
     root: Digest | None
     copied_bytes: int
     checked_bytes: int
+    peer_bytes: int
     operator_bytes: int
     verified_bytes: int
 
@@ -150,6 +151,16 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Replicated:
+    """Each shard of a checkpoint has a replica on another host: which, the shard's receipt, and the bytes sent."""
+
+    root: Digest
+    holders: tuple[str, ...]
+    receipts: tuple[str, ...]
+    sent_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """A group was lost, and what was left of it ended.
 
@@ -179,6 +190,7 @@ class Recovered:
     restore_ms: int
     replay_ms: int
     file_bytes: int
+    peer_bytes: int
     operator_bytes: int
     verified_bytes: int
 
@@ -215,6 +227,7 @@ Entry = (
     | Updated
     | Snapped
     | Committed
+    | Replicated
     | Lost
     | Recovered
     | Finished

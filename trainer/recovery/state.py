@@ -24,6 +24,7 @@ from trainer.recovery.entries import (
     Opened,
     Ready,
     Recovered,
+    Replicated,
     Snapped,
     Staged,
     Updated,
@@ -42,7 +43,8 @@ class State:
     those given up, ``staged`` the shards whose hosts are ready to start, ``chosen`` what is restored next, or what the
     present group began with. ``head`` and ``head_step`` are the checkpoint that the next one follows, ``pending`` the
     one that is under way. ``step`` counts the updates of the present group and is None without a group that is ready;
-    ``results`` are those of all updates by number, ``futile`` the losses since a new one was made.
+    ``results`` are those of all updates by number, ``futile`` the losses since a new one was made, ``replicas`` the
+    last ones that hosts hold for each other.
     """
 
     begun: Begun | None = None
@@ -55,6 +57,7 @@ class State:
     head: Digest | None = None
     head_step: int = 0
     pending: Snapped | None = None
+    replicas: Replicated | None = None
     generation: int = 0
     step: int | None = None
     committed: tuple[Committed, ...] = ()
@@ -204,6 +207,15 @@ def _begin(state: State) -> Action:
     return Launch(state.generation + 1, state.chosen)
 
 
+def replica(state: State, shard: int) -> tuple[str, str] | None:
+    """Where the shard of the checkpoint that is chosen can be had from a peer: that host, and the shard's receipt."""
+    held = state.replicas
+    if held is None or state.chosen is None or held.root != state.chosen.root:
+        return None
+    host = held.holders[shard]
+    return (host, held.receipts[shard]) if host in state.members and host != state.members[shard] else None
+
+
 # -- what entries tell ----------------------------------------------------------------------------------------------
 
 
@@ -238,6 +250,8 @@ def apply(state: State, entry: Entry) -> State:
         case Committed():
             committed = (*state.committed, entry)
             return replace(state, committed=committed, head=entry.root, head_step=entry.step, pending=None)
+        case Replicated():
+            return replace(state, replicas=entry)
         case Lost():
             members = tuple(None if host in entry.hosts else host for host in state.members)
             lost = (*state.lost, *entry.hosts)

@@ -23,6 +23,7 @@ class Recovery:
     replay_ms: int = 0
     replayed: int = 0
     file_bytes: int = 0
+    peer_bytes: int = 0
     operator_bytes: int = 0
     verified_bytes: int = 0
 
@@ -38,6 +39,7 @@ class Recovery:
             restore_ms=self.restore_ms,
             replay_ms=self.replay_ms,
             file_bytes=self.file_bytes,
+            peer_bytes=self.peer_bytes,
             operator_bytes=self.operator_bytes,
             verified_bytes=self.verified_bytes,
         )
@@ -59,11 +61,11 @@ def table(recovered: Sequence[Recovered]) -> list[str]:
         return []
     width = max(len("mean"), *(len(one.what) for one in recovered))
     head = "".join(f"{name:>9}" for name in (*PARTS, "total"))
-    lines = [f"{'lost':<{width}}  in update{head}  replayed  bytes: files  from operator  verified"]
+    lines = [f"{'lost':<{width}}  in update{head}  replayed  bytes: files   from peer  from operator    verified"]
     for one in recovered:
         ms = (*(getattr(one, f"{name}_ms") for name in PARTS), one.total_ms)
         cells = "".join(f"{value:>9,}" for value in ms)
-        size = f"{one.file_bytes:>12,}  {one.operator_bytes:>13,}  {one.verified_bytes:>8,}"
+        size = f"{one.file_bytes:>12,}  {one.peer_bytes:>10,}  {one.operator_bytes:>13,}  {one.verified_bytes:>10,}"
         lines.append(f"{one.what:<{width}}  {one.update + 1:>9}{cells}  {one.replayed:>8}  {size}")
     count = len(recovered)
     totals = [sum(getattr(one, f"{name}_ms") for one in recovered) for name in PARTS]
