@@ -59,6 +59,21 @@ def after(limit: float) -> Moment:
     return lambda told, seconds: seconds >= limit
 
 
+def soon(kind: type[Entry], limit: float) -> Moment:
+    """So many seconds after the next entry of a kind is there, counted from when this is asked first."""
+    before: list[int] = []
+    appeared: list[float] = []
+
+    def is_soon(told: list[Entry], seconds: float) -> bool:
+        count = sum(isinstance(entry, kind) for entry in told)
+        before.append(count)
+        if count > before[0] and not appeared:
+            appeared.append(time.monotonic())
+        return bool(appeared) and time.monotonic() - appeared[0] >= limit
+
+    return is_soon
+
+
 def finished(endured: Endured) -> Finished:
     (entry,) = endured.of(Finished)
     assert isinstance(entry, Finished)
@@ -144,7 +159,7 @@ def _lines(out: Path) -> list[bytes]:
 def test_fifty_kills_at_random_times_end_in_the_reference_root(
     tmp_path: Path, undisturbed: Callable[..., Undisturbed], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Real workers, on few updates: some kills hit while torch is loaded, some amid an update, some amid a commit."""
+    """Real workers, on few updates: some kills hit while torch is loaded, most amid updates and commits."""
     reference = undisturbed(SMALL)
     draw = random.Random(20260914)
     left, number, recovered = 50, 0, []
@@ -152,11 +167,11 @@ def test_fifty_kills_at_random_times_end_in_the_reference_root(
     while left:
         number += 1
         out = tmp_path / f"run-{number}"
-        kills = [
-            (draw.choice((WORKER, HOST, CONTROLLER)), draw.randrange(2), after(draw.uniform(0, 12)))
+        moments = [
+            after(draw.uniform(0, 8)) if draw.random() < 0.3 else soon(entries.Ready, draw.uniform(0, 2.5))
             for _ in range(min(left, 8))
         ]
-        kills_left = list(kills)
+        kills_left = [(draw.choice((WORKER, HOST, CONTROLLER)), draw.randrange(2), moment) for moment in moments]
         while True:
             endured = endure(partial(command, out, 60, program=SMALL), out, kills_left, cwd=ROOT)
             kills_left = kills_left[len(endured.kills) :]
