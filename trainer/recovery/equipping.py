@@ -22,9 +22,7 @@ from trainer.workers.hosts import Host
 
 
 class HostLostError(CkptStoreError):
-    """A host is in no state to take part: ``blame`` says which shard's, and why."""
-
-    code = "host-lost"
+    """A host is in no state to take part: ``blame`` says which shard's, and why. The controller replaces it."""
 
     def __init__(self, blame: Blame) -> None:
         super().__init__(f"host of shard {', '.join(map(str, blame.shards))}", blame.why)
