@@ -106,7 +106,7 @@ class Controller:
                 try:
                     self._carry_out(action)
                 except GroupLostError:
-                    self._lose(self._blame())
+                    self._lose(None)
                 except (CkptStoreError, OSError) as error:
                     self._lose(self._cause(error))
 
@@ -274,9 +274,8 @@ class Controller:
 
     # -- losses -------------------------------------------------------------------------------------------------------
 
-    def _blame(self) -> Blame:
-        """What the signs of the present group say, once they say enough or nothing more comes."""
-        group = self._present
+    def _blame(self, group: LaunchedGroup) -> Blame:
+        """What the signs of a group say, once they say enough or nothing more comes."""
         timeouts = self.plan.timeouts
         deadline = time.monotonic() + timeouts.heartbeat * timeouts.heartbeats_missed + _LAST_WORDS
         while (found := blame(group.signs)) is None and time.monotonic() < deadline:
@@ -294,10 +293,16 @@ class Controller:
                 return Blame((shard,), "host gone", f"{host.directory} is not there: {error}")
         raise error
 
-    def _lose(self, found: Blame) -> None:
-        """End what is left, put the folders of lost hosts out of the way, and write the loss down."""
+    def _lose(self, found: Blame | None) -> None:
+        """End what is left, put the folders of lost hosts out of the way, and write the loss down.
+
+        ``found`` says whose loss it is, where the signs of the group need not be asked.
+        """
         detect = abort = 0
-        group, self._group = self._group, None
+        group, self._group = self._group, None  # from here on nothing that it says is news
+        if found is None:
+            assert group is not None
+            found = self._blame(group)
         if group is not None:
             noticed = group.signs[0].at if group.signs else time.monotonic()
             heard = max((group.heard.get(shard, noticed) for shard in found.shards), default=noticed)
@@ -323,8 +328,9 @@ class Controller:
         self._recoveries += (Recovery(what, self.state.reached, detect, abort),)
 
     def _end_group(self) -> None:
-        if self._group is not None:
-            self._group.abort()
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -338,7 +344,10 @@ class Controller:
         if resumed:
             self._recoveries = (Recovery("controller", self.state.reached, detect, abort),)
         text = f"going on after update {self.state.reached}; the last controller was heard of {detect} ms ago"
-        self._record(entries.Opened(os.getpid(), self.settings.spares, detect, abort), text if resumed else "")
+        if self.state.finished is not None:
+            text = "the run in this folder is finished; name another one with --out to train anew"
+        opened = entries.Opened(os.getpid(), self.settings.spares, detect, abort)
+        self._record(opened, text if resumed or self.state.finished is not None else "")
         self._lap()
 
     def _listen(self, group: LaunchedGroup, said: Said) -> None:
@@ -383,6 +392,8 @@ class Controller:
         for one in news:
             text = ""
             if isinstance(one, entries.Committed):
+                before = next((past.root for past in self.state.committed if past.step == one.step), one.root)
+                require(f"root of step {one.step}, committed again", before, one.root)
                 text = f"step {one.step} committed as {one.root.short}: {one.sent_bytes:,} bytes moved, "
                 text += (
                     f"{one.verified_bytes:,} read back; training stood still for {one.stall_ms} of {one.whole_ms} ms"

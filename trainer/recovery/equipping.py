@@ -58,38 +58,33 @@ def equip(
     pool: Executor,
     say: Callable[[str], object],
 ) -> list[Staged]:
-    """Bring all hosts what they lack to restore ``root`` and train.
+    """Bring all hosts, at the same time, what they lack to restore ``root`` and train.
 
     Args:
         source: where it comes from.
         members: the hosts, by shard.
         root: the checkpoint; None at the very start.
-        peers: by shard, who has a replica of it; only hosts that lack it ask.
+        peers: by shard, who has a replica of it; asked where the host is new.
         name: of the processes that pull, new for each call.
         pool: threads that outlive those processes.
-        say: is told of replicas that are of no use.
+        say: is told, in them, of replicas that are of no use.
 
     Raises:
         HostLostError: a host cannot be used.
         CkptStoreError: the operator's store does not give what is needed.
     """
-    files = []
-    for shard, host in enumerate(members):
-        done = stage(source.operator, source.trees, host, shard)
-        if done.refused:
-            raise HostLostError(Blame((shard,), "staging", done.refused))
-        files.append(done)
-    fetched = [
-        _from_peer(peers[shard], host, say) if done.bytes and shard in peers else 0
-        for shard, (host, done) in enumerate(zip(members, files, strict=True))
-    ]
-    pulls = list(pool.map(lambda shard: _pull(source, shard, members[shard], root, name), range(len(members))))
-    return [
-        Staged(shard, host.name, root, done.bytes, done.checked_bytes, peer, received, verified)
-        for shard, (host, done, peer, (received, verified)) in enumerate(
-            zip(members, files, fetched, pulls, strict=True)
-        )
-    ]
+
+    def one(shard: int) -> Staged:
+        host = members[shard]
+        files = stage(source.operator, source.trees, host, shard)
+        if files.refused:
+            raise HostLostError(Blame((shard,), "staging", files.refused))
+        is_new = files.bytes > 0
+        peer = _from_peer(peers[shard], host, say) if is_new and shard in peers else 0
+        received, verified = _pull(source, shard, host, root, name)
+        return Staged(shard, host.name, root, files.bytes, files.checked_bytes, peer, received, verified)
+
+    return list(pool.map(one, range(len(members))))
 
 
 def _from_peer(peer: Peer, host: Host, say: Callable[[str], object]) -> int:

@@ -43,8 +43,9 @@ class State:
     those given up, ``staged`` the shards whose hosts are ready to start, ``chosen`` what is restored next, or what the
     present group began with. ``head`` and ``head_step`` are the checkpoint that the next one follows, ``pending`` the
     one that is under way. ``step`` counts the updates of the present group and is None without a group that is ready;
-    ``results`` are those of all updates by number, ``futile`` the losses since a new one was made, ``replicas`` the
-    last ones that hosts hold for each other.
+    ``reached`` is the last update that was ever made, ``results`` are those of the updates since the last commit, which
+    may be made again. ``futile`` counts the losses since a new update was made, ``replicas`` are the last ones that
+    hosts hold for each other.
     """
 
     begun: Begun | None = None
@@ -61,16 +62,12 @@ class State:
     generation: int = 0
     step: int | None = None
     committed: tuple[Committed, ...] = ()
+    reached: int = 0
     results: Mapping[int, Updated] = field(default_factory=dict)
     futile: int = 0
     recovered: tuple[Recovered, ...] = ()
     finished: Finished | None = None
     cleared: bool = False
-
-    @property
-    def reached(self) -> int:
-        """The last update that was ever made."""
-        return max(self.results, default=0)
 
     @property
     def spares_left(self) -> int:
@@ -243,13 +240,15 @@ def apply(state: State, entry: Entry) -> State:
         case Ready():
             return replace(state, step=entry.step)
         case Updated():
-            futile = state.futile if entry.update in state.results else 0
-            return replace(state, step=entry.update, results={**state.results, entry.update: entry}, futile=futile)
+            futile = 0 if entry.update > state.reached else state.futile
+            reached, results = max(state.reached, entry.update), {**state.results, entry.update: entry}
+            return replace(state, step=entry.update, reached=reached, results=results, futile=futile)
         case Snapped():
             return replace(state, pending=entry)
         case Committed():
-            committed = (*state.committed, entry)
-            return replace(state, committed=committed, head=entry.root, head_step=entry.step, pending=None)
+            committed, head = (*state.committed, entry), entry.root
+            results = {number: one for number, one in state.results.items() if number > entry.step}
+            return replace(state, committed=committed, head=head, head_step=entry.step, pending=None, results=results)
         case Replicated():
             return replace(state, replicas=entry)
         case Lost():
