@@ -131,6 +131,7 @@ def test_a_spare_host_takes_the_shard_of_a_lost_one_and_no_other() -> None:
         world.step()
     world.lose(1)
     assert world.state.members == ("host-0", None)
+    assert world.step() == state.Choose()
     assert world.step() == state.Assign(1, "host-2")
     assert world.state.members == ("host-0", "host-2")
     assert world.state.spares_left == 1
@@ -141,9 +142,20 @@ def test_without_a_spare_host_nothing_is_done_until_there_is_one() -> None:
     while world.state.step != 2:
         world.step()
     world.lose(0)
+    world.step()
     assert decide(world.state) == state.NoSpare(0)
     world.journal.append(entries.Opened(2, 1, 0, 0))
+    world.step()
     assert decide(world.state) == state.Assign(0, "host-2")
+
+
+def test_a_loss_after_the_last_commit_needs_no_spare() -> None:
+    world = World(spares=0, behind=False)
+    while world.commits != [2, 4, 5]:
+        world.step()
+    world.lose(0)
+    assert world.step() == state.Choose()
+    assert world.step() == state.Finish()
 
 
 def test_a_lost_connection_costs_no_host() -> None:
@@ -161,8 +173,10 @@ def test_losses_without_one_new_update_are_given_up_and_the_same_command_tries_a
         while world.state.step is None:
             world.step()
         world.lose(0)
+    world.step()
     assert decide(world.state) == state.Futile(state.PATIENCE)
     world.journal.append(entries.Opened(2, 9, 0, 0))
+    world.step()
     assert not isinstance(decide(world.state), state.Futile)
 
 

@@ -16,10 +16,9 @@ from datetime import UTC, datetime
 import ckptstore
 from ckptstore import Store
 from ckptstore.errors import CkptStoreError, RefusedError
-from trainer.compute.result import UpdateResult
 from trainer.lifecycle import admission
 from trainer.lifecycle.access import Access, near
-from trainer.lifecycle.expect import require, unexpected
+from trainer.lifecycle.expect import require
 from trainer.lifecycle.freezing import free_ref, freeze
 from trainer.lifecycle.journal import Journal
 from trainer.preparation import staged
@@ -27,6 +26,7 @@ from trainer.preparation.plan import Plan
 from trainer.preparation.prepare import choose_compute, read_plan
 from trainer.recovery import entries
 from trainer.recovery import state as states
+from trainer.recovery.agreement import Agreement
 from trainer.recovery.blame import Blame, RunFailedError, blame, connection
 from trainer.recovery.committing import Commits
 from trainer.recovery.custody import Custody
@@ -35,7 +35,7 @@ from trainer.recovery.equipping import HostLostError, Peer, Source, equip
 from trainer.recovery.journal import RunJournal
 from trainer.recovery.settings import RunSettings, require_same
 from trainer.recovery.state import State
-from trainer.recovery.times import Recovery, plus
+from trainer.recovery.times import Recoveries
 from trainer.workers.group import GroupLostError, LaunchedGroup, Said
 from trainer.workers.hosts import STORE, Host, clear
 from trainer.workers.launch import Launch
@@ -80,9 +80,7 @@ class Controller:
         self.state = states.fold(memory.entries)
         self.operator: Store = ckptstore.open(access.url, create=True)
         self._group: LaunchedGroup | None = None
-        self._reports: dict[int, dict[int, UpdateResult]] = {}  # updates that not all workers have told of yet
-        self._recoveries: tuple[Recovery, ...] = ()
-        self._since = time.monotonic()
+        self._recoveries = Recoveries()
 
     def run(self) -> State:
         """Go on until the last checkpoint is committed and the hosts are gone; returns where the run stands then.
@@ -206,23 +204,17 @@ class Controller:
         peers = {shard: Peer(self._host(found[0]), found[1]) for shard, found in held.items() if found is not None}
         name = f"pull-{sum(isinstance(entry, Chosen) for entry in self.memory.entries)}"
         source = Source(self.settings.out, self.operator, self.trees, self.access)
-        for one in equip(source, members, chosen.root, peers, name, pool=self._pool, say=self.people.say):
+        done = equip(source, members, chosen.root, peers, name, pool=self._pool, say=self.people.say)
+        for one in done:
             text = f"{one.host} has shard {one.shard}: files {one.copied_bytes:,} bytes copied, {one.checked_bytes:,} "
             text += f"checked; objects {one.peer_bytes:,} bytes from a peer, {one.operator_bytes:,} from the operator, "
             self._record(one, text + f"{one.verified_bytes:,} verified")
-            self._recoveries = plus(
-                self._recoveries,
-                file_bytes=one.copied_bytes,
-                peer_bytes=one.peer_bytes,
-                operator_bytes=one.operator_bytes,
-                verified_bytes=one.verified_bytes,
-            )
-        self._recoveries = plus(self._recoveries, stage_ms=self._lap())
+        self._recoveries.staged(done)
 
     def _launch(self, generation: int, chosen: Chosen) -> None:
         members = self._members()
         purpose = "from the start" if chosen.root is None else f"from step {chosen.step}"
-        self._reports.clear()
+        self._agreement = Agreement(len(members))
         group = LaunchedGroup(self.launch, generation, purpose, members, listen=self._listen)
         self._group = group
         names = tuple(host.name for host in members)
@@ -238,17 +230,18 @@ class Controller:
             group.tell(Restore(chosen.root, STORE))
             group.tell(Arm())
         self._record(entries.Ready(generation, chosen.step))
-        self._recoveries = plus(self._recoveries, restore_ms=self._lap())
-        self._close_recoveries()
+        self._recoveries.restored()
+        self._note(self._recoveries.reached(chosen.step, chosen.step))
 
     def _finish(self) -> None:
         """Everything is committed: a group that is lost while it leaves has nothing left that anybody needs."""
-        group, self._group = self._present, None
-        try:
-            group.close()
-        except GroupLostError as error:
-            group.abort()
-            self.people.say(f"the group was lost when it left: {error}")
+        group, self._group = self._group, None
+        if group is not None:
+            try:
+                group.close()
+            except GroupLostError as error:
+                group.abort()
+                self.people.say(f"the group was lost when it left: {error}")
         last = self.state.committed[-1] if self.state.committed else None
         root = self.state.head
         assert root is not None
@@ -323,9 +316,7 @@ class Controller:
             f"LOST {what} ({found.sign}: {found.why}); noticed {detect} ms after its last sign of life, the rest ended "
             f"{abort} ms later",
         )
-        # A loss amid a recovery lengthens the earlier one.
-        self._recoveries = plus(self._recoveries, replay_ms=self._lap())
-        self._recoveries += (Recovery(what, self.state.reached, detect, abort),)
+        self._recoveries.lost(what, self.state.reached, detect, abort)
 
     def _end_group(self) -> None:
         group, self._group = self._group, None
@@ -342,13 +333,12 @@ class Controller:
             detect = max(0, _milliseconds_since(self.memory.last_time) - abort)
         resumed = self.state.begun is not None and self.state.finished is None
         if resumed:
-            self._recoveries = (Recovery("controller", self.state.reached, detect, abort),)
+            self._recoveries.lost("controller", self.state.reached, detect, abort)
         text = f"going on after update {self.state.reached}; the last controller was heard of {detect} ms ago"
         if self.state.finished is not None:
             text = "the run in this folder is finished; name another one with --out to train anew"
         opened = entries.Opened(os.getpid(), self.settings.spares, detect, abort)
         self._record(opened, text if resumed or self.state.finished is not None else "")
-        self._lap()
 
     def _listen(self, group: LaunchedGroup, said: Said) -> None:
         """Write an update down once all workers have made it, the same, and the same as whenever it was made before."""
@@ -357,38 +347,18 @@ class Controller:
             self._note(self._commits.news())
         if said.event.name != "update":
             return
-        number = said.event["update"]
-        reports = self._reports.setdefault(number, {})
-        reports[said.shard] = update_result(said.event)
-        if len(reports) < len(group.hosts):
+        result = update_result(said.event)
+        made = self._agreement.hear(said.shard, result, self.state.results)
+        if made is None:
             return
-        exact = reports[0].exact
-        for shard, result in sorted(self._reports.pop(number).items()):
-            require(f"update {number} of shard {shard}", exact, result.exact)
-        entry = entries.Updated(number, exact["loss"], exact["norm"], exact["coef"])
-        before = self.state.results.get(number)
-        if before is not None and before != entry:
-            raise unexpected(f"update {number}, made again", before, entry)
-        self._record(entry)
-        text = f"group {group.generation}: update {number}, loss {reports[0].loss:.5f}, norm {reports[0].norm:.5f}"
-        self.people.progress(text, keep=number % _SHOWN == 0)
-        self._close_recoveries()
-
-    def _close_recoveries(self) -> None:
-        """Recoveries that have reached again what had been reached are over."""
-        step = self.state.step
-        assert step is not None
-        over = tuple(one for one in self._recoveries if one.update <= step)
-        if not over:
-            return
-        self._recoveries = tuple(one for one in self._recoveries if one.update > step)
+        self._record(made)
+        text = f"group {group.generation}: update {made.update}, loss {result.loss:.5f}, norm {result.norm:.5f}"
+        self.people.progress(text, keep=made.update % _SHOWN == 0)
         assert self.state.chosen is not None
-        began = self.state.chosen.step
-        for one in plus(over, replay_ms=self._elapsed()):
-            self._record(plus((one,), replayed=max(0, one.update - began))[0].ended())
+        self._note(self._recoveries.reached(made.update, self.state.chosen.step))
 
     def _note(self, news: Sequence[Entry]) -> None:
-        """Write down what came of commits."""
+        """Write down what came of commits and recoveries."""
         for one in news:
             text = ""
             if isinstance(one, entries.Committed):
@@ -396,7 +366,7 @@ class Controller:
                 require(f"root of step {one.step}, committed again", before, one.root)
                 text = f"step {one.step} committed as {one.root.short}: {one.sent_bytes:,} bytes moved, "
                 text += (
-                    f"{one.verified_bytes:,} read back; training stood still for {one.stall_ms} of {one.whole_ms} ms"
+                    f"{one.verified_bytes:,} read back; training stood still for {one.stall_ms} ms of {one.whole_ms}"
                 )
             self._record(one, text)
 
@@ -405,15 +375,6 @@ class Controller:
         self.state = states.apply(self.state, entry)
         if text:
             self.people.say(text)
-
-    def _lap(self, now: float | None = None) -> int:
-        """Milliseconds since the last lap, which ends now."""
-        now = time.monotonic() if now is None else now
-        passed, self._since = now - self._since, now
-        return max(0, round(1000 * passed))
-
-    def _elapsed(self) -> int:
-        return round(1000 * (time.monotonic() - self._since))
 
     def _host(self, name: str) -> Host:
         return Host(self.settings.out, name, existing=True, inherited=self.custody.inherited)

@@ -134,7 +134,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Let the group leave, and look at the last checkpoint."""
+    """The last checkpoint is committed: let the group leave, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +171,6 @@ def decide(state: State) -> Action:
         return Prepare()
     if state.finished is not None:
         return Stop() if state.cleared else Clear()
-    if state.step is None and state.futile >= PATIENCE:
-        return Futile(state.futile)
-    if None in state.members:
-        return _replace(state)
     if state.step is None:
         return _begin(state)
     if state.step in begun.commits and state.head_step < state.step:
@@ -197,8 +193,15 @@ def _replace(state: State) -> Action:
 
 def _begin(state: State) -> Action:
     """There is no group: find out from where it begins, bring every host what it needs, start it."""
+    assert state.begun is not None
     if state.chosen is None:
         return Choose()
+    if state.chosen.step == state.begun.last:
+        return Finish()
+    if state.futile >= PATIENCE:
+        return Futile(state.futile)
+    if None in state.members:
+        return _replace(state)
     if len(state.staged) < len(state.members):
         return Stage(state.chosen)
     return Launch(state.generation + 1, state.chosen)

@@ -1,55 +1,61 @@
-"""Time to recover: from a loss until all that had been done before it is done again, split by what took it. Pure."""
+"""Time to recover: from a loss until all that had been done before it is done again, split by what took it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from trainer.recovery.entries import Recovered
+from trainer.recovery.entries import Recovered, Staged
 
 PARTS = ("detect", "abort", "stage", "restore", "replay")
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """A recovery that is under way: what was lost, the update to be reached again, milliseconds and bytes so far."""
+class Recoveries:
+    """The recoveries that are under way, and the watch that times them: each lap ends where the next one begins.
 
-    what: str
-    update: int
-    detect_ms: int
-    abort_ms: int
-    stage_ms: int = 0
-    restore_ms: int = 0
-    replay_ms: int = 0
-    replayed: int = 0
-    file_bytes: int = 0
-    peer_bytes: int = 0
-    operator_bytes: int = 0
-    verified_bytes: int = 0
+    A loss amid a recovery lengthens the earlier one, too: what was to be reached again then is reached with the last.
+    """
 
-    def ended(self) -> Recovered:
-        """The entry for the journal."""
-        return Recovered(
-            what=self.what,
-            update=self.update,
-            replayed=self.replayed,
-            detect_ms=self.detect_ms,
-            abort_ms=self.abort_ms,
-            stage_ms=self.stage_ms,
-            restore_ms=self.restore_ms,
-            replay_ms=self.replay_ms,
-            file_bytes=self.file_bytes,
-            peer_bytes=self.peer_bytes,
-            operator_bytes=self.operator_bytes,
-            verified_bytes=self.verified_bytes,
+    def __init__(self) -> None:
+        self._open: tuple[Recovered, ...] = ()
+        self._since = time.monotonic()
+
+    def lost(self, what: str, update: int, detect_ms: int, abort_ms: int) -> None:
+        """Something was lost after ``update`` updates, noticed, and what was left of it ended; now recovery begins."""
+        self._add(replay_ms=self._lap())
+        self._open += (Recovered(what, update, 0, detect_ms, abort_ms, 0, 0, 0, 0, 0, 0, 0),)
+
+    def staged(self, hosts: Sequence[Staged]) -> None:
+        """All hosts have what they need."""
+        self._add(
+            stage_ms=self._lap(),
+            file_bytes=sum(one.copied_bytes for one in hosts),
+            peer_bytes=sum(one.peer_bytes for one in hosts),
+            operator_bytes=sum(one.operator_bytes for one in hosts),
+            verified_bytes=sum(one.verified_bytes for one in hosts),
         )
 
+    def restored(self) -> None:
+        """The group is where it begins."""
+        self._add(restore_ms=self._lap())
 
-def plus(recoveries: Sequence[Recovery], **parts: int) -> tuple[Recovery, ...]:
-    """Each of the recoveries with more milliseconds or bytes: a loss amid a recovery lengthens the earlier one too."""
-    return tuple(
-        replace(one, **{name: getattr(one, name) + more for name, more in parts.items()}) for one in recoveries
-    )
+    def reached(self, update: int, first: int) -> list[Recovered]:
+        """The recoveries that are over now that a group that began after ``first`` updates has made ``update``."""
+        over = [one for one in self._open if one.update <= update]
+        self._open = tuple(one for one in self._open if one.update > update)
+        passed = round(1000 * (time.monotonic() - self._since))
+        return [replace(one, replay_ms=one.replay_ms + passed, replayed=max(0, one.update - first)) for one in over]
+
+    def _add(self, **parts: int) -> None:
+        sums = [{name: getattr(one, name) + more for name, more in parts.items()} for one in self._open]
+        self._open = tuple(replace(one, **found) for one, found in zip(self._open, sums, strict=True))
+
+    def _lap(self) -> int:
+        """Milliseconds since the last lap, which ends now."""
+        now = time.monotonic()
+        passed, self._since = now - self._since, now
+        return round(1000 * passed)
 
 
 def table(recovered: Sequence[Recovered]) -> list[str]:
