@@ -13,8 +13,8 @@ if __name__ == "__main__":
     from trainer.commands import main
 
     small = small_profile()
-    quick = replace(small.timeouts, group=5, heartbeats_missed=2)
-    planning.PROFILES = {"demo": replace(small, timeouts=quick)}
+    patient = replace(small.timeouts, heartbeats_missed=10)  # nobody is taken for lost because the machine is busy
+    planning.PROFILES = {"demo": replace(small, timeouts=patient)}
     # One file instead of hundreds that are stored and staged each time: it finds the others where they are.
     worker = Path(__file__).with_name("chain.py").read_text()
     project = f"PROJECT = {str(prepare.TRAINER.parent)!r}"
