@@ -141,3 +141,18 @@ def test_what_could_not_be_saved_is_refused_when_the_snapshot_is_taken() -> None
     held.register_buffer("sparse", torch.eye(3).to_sparse())
     with pytest.raises(RefusedError, match="sparse"):
         Snapshot.of(TrainingState(model=held))
+
+
+@pytest.mark.gpu
+def test_a_snapshot_of_a_device_is_in_memory_of_the_cpu_and_has_its_bits() -> None:
+    model = nn.Linear(300, 300, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 300, device="cuda")).sum().backward()
+    optimizer.step()
+    state = TrainingState(model=model, optimizer=optimizer)
+    expected = commit(memory_store(), state)
+    snapshot = Snapshot.of(state)
+    assert {source.tensor.device.type for source in snapshot.capture().tensors} == {"cpu"}
+    with torch.no_grad():
+        model.weight.zero_()
+    assert commit(memory_store(), snapshot) == expected
