@@ -50,13 +50,14 @@ def endure(
     """
     found = Endured()
     left = list(kills)
+    journal = _Journal(out / "journal.jsonl")
     while True:
         with (out.parent / f"{out.name}.log").open("a+b") as log:
             began = log.seek(0, os.SEEK_END)
             process = subprocess.Popen(command(), cwd=cwd, stdout=log, stderr=log)
             struck = time.monotonic()
             while process.poll() is None:
-                told = _read(out / "journal.jsonl")
+                told = journal.read()
                 if left and left[0][2](told, time.monotonic() - struck):
                     kind, shard, _ = left[0]
                     if kind == CONTROLLER:
@@ -65,12 +66,12 @@ def endure(
                         found.kills.append(kind)
                         struck = time.monotonic()
                         del left[0]
-                time.sleep(0.005)
+                time.sleep(0.01)
             log.seek(began)
             found.outputs.append(log.read().decode(errors="replace"))
         found.code = process.wait()
         if found.code != -signal.SIGKILL:
-            found.entries = _read(out / "journal.jsonl")
+            found.entries = journal.read()
             return found
 
 
@@ -97,9 +98,17 @@ def _strike(kind: str, shard: int, told: list[Entry], out: Path) -> bool:
     return False
 
 
-def _read(path: Path) -> list[Entry]:
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # the last one may be cut off
-    except FileNotFoundError:
-        return []
-    return [entries.parse(line)[1] for line in lines]
+class _Journal:
+    """A journal that is being written, read on from where it was read to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._entries, self._at = path, list[Entry](), 0
+
+    def read(self) -> list[Entry]:
+        """All entries so far. A line that is cut off is written anew by the next controller, so it is left."""
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._at)
+            whole, end, _ = file.read().rpartition(b"\n")
+            self._at += len(whole) + len(end)
+            self._entries += [entries.parse(line)[1] for line in whole.splitlines()]
+        return self._entries

@@ -116,11 +116,13 @@ def test_a_worker_a_host_and_the_controller_are_killed_and_nothing_is_lost_nor_d
     assert [(entry.shards, entry.hosts) for entry in lost] == [((1,), ("host-1",)), ((0,), ("host-0",))]
     what = [entry.what for entry in last.entries if isinstance(entry, entries.Recovered)]
     assert what == ["controller", "shard 1 on host-1", "controller", "controller"]
-    # The spare got its shard, and who had everything only documents of checkpoints, and read all of it again.
+    # The spare got its shard, who had it got no more than the checkpoint's document, and all read all of it again.
     tensors = 2 * 2**18
     fetched = [entry for entry in last.entries if isinstance(entry, entries.Staged) and entry.root is not None]
-    assert all((entry.operator_bytes > tensors) == (entry.copied_bytes > 0) for entry in fetched)
-    assert all(entry.verified_bytes > tensors for entry in fetched)
+    for entry in fetched:
+        came = entry.peer_bytes + entry.operator_bytes
+        assert came > tensors if entry.copied_bytes else came < 4096
+        assert entry.verified_bytes > tensors
     assert not (out / "hosts").exists()
 
 
@@ -155,7 +157,7 @@ def _lines(out: Path) -> list[bytes]:
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_fifty_kills_at_random_times_end_in_the_reference_root(
     tmp_path: Path, undisturbed: Callable[..., Undisturbed], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +182,8 @@ def test_fifty_kills_at_random_times_end_in_the_reference_root(
                 break
             assert "losses in a row" in endured.outputs[-1], endured.outputs[-1]  # which the same command goes on from
         assert finished(endured).root == reference.root
+        with capsys.disabled():
+            print(f"run {number}: {50 - left} kills so far, root {finished(endured).root.short}")
         recovered += [entry for entry in endured.entries if isinstance(entry, entries.Recovered)]
     with capsys.disabled():
         print(f"\n{number} runs, 50 kills, {time.monotonic() - began:.0f} s", *table(recovered), sep="\n")
