@@ -18,7 +18,7 @@ OPENED = entries.Opened(1, 2, 0, 0)
 
 
 def committed(step: int) -> entries.Committed:
-    return entries.Committed(step, Digest.of(bytes([step])), ANY, 0, 0, 0, 0)
+    return entries.Committed(step, Digest.of(bytes([step])), ANY, (f"0 of {step}", f"1 of {step}"), 0, 0, 0, 0)
 
 
 def updated(number: int) -> entries.Updated:
@@ -196,3 +196,19 @@ def test_there_is_one_commit_at_a_time() -> None:
     assert decide(world.state) == state.Await()
     world.step()
     assert decide(world.state) == state.Commit(4)
+
+
+def test_a_spare_has_its_shard_from_the_peer_that_is_left_and_only_of_the_checkpoint_that_is_restored() -> None:
+    world = World(behind=False)
+    while world.commits != [2]:
+        world.step()
+    root = Digest.of(bytes([2]))
+    world.journal.append(entries.Replicated(root, ("host-1", "host-0"), (1, 1)))
+    world.lose(1)
+    world.step()
+    assert state.replica(world.state, 1) == ("host-0", "1 of 2")
+    assert state.replica(world.state, 0) is None  # its replica was lost with the host
+    world.step()
+    assert state.replica(world.state, 1) == ("host-0", "1 of 2")
+    world.journal.append(entries.Chosen(Digest.of(b"another"), 1, ()))
+    assert state.replica(world.state, 1) is None

@@ -50,7 +50,6 @@ class _Copying:
 
     root: Digest
     hosts: Sequence[Host]
-    receipts: tuple[str, ...]
     job: Future[tuple[int, ...]]
 
 
@@ -108,6 +107,11 @@ class Commits:
             saved = [event for _, event in sorted(now.saved.items())]
             now.job = self._pool.submit(conclude, group, self._operator, OPERATOR, now.attempt, saved, now.began)
 
+    def copy(self, root: Digest, hosts: Sequence[Host], receipts: tuple[str, ...]) -> None:
+        """Begin to make replicas of a checkpoint, whose shards are on ``hosts``; what a peer has is only read again."""
+        if len(hosts) > 1 and receipts:
+            self._copying = _Copying(root, hosts, self._pool.submit(replicate, hosts, receipts))
+
     def news(self) -> tuple[Committed | Replicated, ...]:
         """What is done and was not told yet. Raises what went wrong with a commit. Does not wait."""
         return (*self._committed(), *self._replicated(wait=False))
@@ -151,12 +155,13 @@ class Commits:
             return ()
         self._now = None
         done = now.job.result()
-        if len(now.group.hosts) > 1 and now.step < self._last:
-            hosts, receipts = now.group.hosts, now.receipts
-            self._copying = _Copying(done.root, hosts, receipts, self._pool.submit(replicate, hosts, receipts))
+        if now.step < self._last:
+            self.copy(done.root, now.group.hosts, now.receipts)
         sent = sum(one.sent_bytes for one in done.moved)
         stall, whole = round(now.stall_ms), round(1000 * done.seconds)
-        return (Committed(done.step, done.root, done.state_root, sent, done.verified_bytes, stall, whole),)
+        return (
+            Committed(done.step, done.root, done.state_root, now.receipts, sent, done.verified_bytes, stall, whole),
+        )
 
     def _replicated(self, *, wait: bool) -> tuple[Replicated, ...]:
         """Replicas that are there. Where they fail the operator's store is enough."""
@@ -171,7 +176,7 @@ class Commits:
             return ()
         hosts = copying.hosts
         names = tuple(hosts[holder(shard, len(hosts))].name for shard in range(len(hosts)))
-        return (Replicated(copying.root, names, copying.receipts, sent),)
+        return (Replicated(copying.root, names, sent),)
 
 
 def _milliseconds(since: float) -> float:

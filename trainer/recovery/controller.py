@@ -230,6 +230,8 @@ class Controller:
             group.tell(Restore(chosen.root, STORE))
             group.tell(Arm())
         self._record(entries.Ready(generation, chosen.step))
+        if chosen.root is not None:  # a host that is new has no replica for its peer yet, nor the peer one of its own
+            self._commits.copy(chosen.root, members, states.receipts(self.state, chosen.root))
         self._recoveries.restored()
         self._note(self._recoveries.reached(chosen.step, chosen.step))
 

@@ -138,12 +138,14 @@ class Snapped:
 class Committed:
     """A checkpoint is in the operator's store and its ref names it.
 
-    ``stall_ms`` is how long training stood still for it in all, ``whole_ms`` how long it took until it was verified.
+    ``receipts`` are those of its shards, by shard. ``stall_ms`` is how long training stood still for it in all,
+    ``whole_ms`` how long it took until it was verified.
     """
 
     step: int
     root: Digest
     state_root: Digest
+    receipts: tuple[str, ...]
     sent_bytes: int
     verified_bytes: int
     stall_ms: int
@@ -152,11 +154,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Each shard of a checkpoint has a replica on another host: which, the shard's receipt, and the bytes sent."""
+    """Each shard of a checkpoint has a replica on another host: on which, and the bytes sent, by shard."""
 
     root: Digest
     holders: tuple[str, ...]
-    receipts: tuple[str, ...]
     sent_bytes: tuple[int, ...]
 
 

@@ -207,13 +207,18 @@ def _begin(state: State) -> Action:
     return Launch(state.generation + 1, state.chosen)
 
 
+def receipts(state: State, root: Digest) -> tuple[str, ...]:
+    """Receipts of the shards of a checkpoint, by shard; none if its commit was never written down."""
+    return next((one.receipts for one in reversed(state.committed) if one.root == root), ())
+
+
 def replica(state: State, shard: int) -> tuple[str, str] | None:
     """Where the shard of the checkpoint that is chosen can be had from a peer: that host, and the shard's receipt."""
     held = state.replicas
     if held is None or state.chosen is None or held.root != state.chosen.root:
         return None
-    host = held.holders[shard]
-    return (host, held.receipts[shard]) if host in state.members and host != state.members[shard] else None
+    host, found = held.holders[shard], receipts(state, held.root)
+    return (host, found[shard]) if found and host in state.members and host != state.members[shard] else None
 
 
 # -- what entries tell ----------------------------------------------------------------------------------------------
