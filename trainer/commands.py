@@ -66,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     lifecycle.add_argument(
         "--sabotage", action="store_true", help="flip one bit after the restore; the run has to fail"
     )
+    lifecycle.add_argument(
+        "--allow-numerics-drift",
+        action="store_true",
+        help="go on where a host computes otherwise than the one that made a checkpoint; the next checkpoint tells in "
+        "what, and equality is claimed no more",
+    )
     lifecycle.set_defaults(name="lifecycle", command=_lifecycle)
 
     run = commands.add_parser(
@@ -103,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     prepare.set_defaults(name="prepare", command=_prepare)
 
     _repartition_parser(commands)
+    _replay_parser(commands)
 
     server = commands.add_parser(
         "s3server",
@@ -188,6 +195,32 @@ def _cuts(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _replay_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="make the updates between two checkpoints again and compare",
+        description="Make the updates between two checkpoints again, in fresh processes and in a folder of its own, "
+        "from the plan, inputs and sources that the checkpoints name, and compare every update and every root on the "
+        "way, bit for bit. It runs the code that is stored with the checkpoints. Exit codes: 0 equal, and a receipt is "
+        "kept in the store; 1 different, the first update and tensor are named; 5 this machine computes otherwise; the "
+        "others are those of ckpt.",
+    )
+    replay.add_argument("begin", metavar="FROM", help="a root, a prefix of one, or a ref; start: the starting weights")
+    replay.add_argument("end", metavar="TO", help="a descendant of it; checkpoints in between are compared too")
+    replay.add_argument("--store", metavar="URL", help="the store that holds them (default: CKPT_STORE)")
+    replay.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for everything that is made; if it is not empty, DIR-2, DIR-3 and so on (default: a temporary "
+        "one, kept only if something differs)",
+    )
+    replay.add_argument(
+        "--anyway", action="store_true", help="go on where the canary says that equality is not to be expected"
+    )
+    replay.set_defaults(name="replay", command=_replay)
+
+
 def _prepared_options(parser: argparse.ArgumentParser) -> None:
     from trainer.preparation.plan import KILL, STOP
 
@@ -196,6 +229,7 @@ def _prepared_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _numerics_options(parser: argparse.ArgumentParser) -> None:
+    from trainer.compute.dropout import MASKS
     from trainer.compute.numerics import PROFILES as KERNELS
     from trainer.preparation.plan import COMPUTE
     from trainer.preparation.planning import PROFILES
@@ -205,6 +239,12 @@ def _numerics_options(parser: argparse.ArgumentParser) -> None:
         "--compute", choices=COMPUTE, help="compute dtype (default: bfloat16 where the CPU has kernels)"
     )
     parser.add_argument("--kernels", choices=sorted(KERNELS), default="native", help="CPU kernels (default: native)")
+    parser.add_argument(
+        "--dropout",
+        choices=MASKS,
+        help="train with dropout of 0.1, its masks from seeds derived of update, microbatch and layer, or from the "
+        "workers' global generators (default: none)",
+    )
 
 
 def _lifecycle(options: argparse.Namespace) -> int:
@@ -213,16 +253,17 @@ def _lifecycle(options: argparse.Namespace) -> int:
     check(options.operator)  # before anything is made for the run
     from trainer.lifecycle.experiment import run_experiment
     from trainer.lifecycle.record import Settings
-    from trainer.preparation.planning import profile
+    from trainer.preparation.planning import profile, with_dropout
 
     settings = Settings(
         out=fresh_folder(options.out),
-        profile=profile(options.profile),
+        profile=with_dropout(profile(options.profile), options.dropout),
         operator=options.operator,
         mode=options.mode,
         compute=options.compute,
         kernels=options.kernels,
         sabotage=options.sabotage,
+        drift=options.allow_numerics_drift,
     )
     run_experiment(settings, sys.stdout)
     return 0
@@ -250,13 +291,14 @@ def _run(options: argparse.Namespace) -> int:
 
 def _prepare(options: argparse.Namespace) -> int:
     import ckptstore
-    from trainer.preparation.planning import profile
+    from trainer.preparation.planning import profile, with_dropout
     from trainer.preparation.prepare import choose_compute, prepare
 
     if options.store is not None:
         ckptstore.open(options.store, create=True)  # a mistake in it is told before anything is made
     compute = options.compute or choose_compute(options.kernels)
-    made = prepare(profile(options.profile), options.out, compute=compute, kernels=options.kernels, mode=options.mode)
+    wanted = with_dropout(profile(options.profile), options.dropout)
+    made = prepare(wanted, options.out, compute=compute, kernels=options.kernels, mode=options.mode)
     store = ckptstore.open(str(options.out / "store") if options.store is None else options.store, create=True)
     trees = [store.put_tree(folder) for folder in (made.plan_dir, made.inputs_dir, made.sources_dir)]
     identity = store.put_preparation(*trees)
@@ -271,6 +313,13 @@ def _repartition(options: argparse.Namespace) -> int:
 
     repartition(options.root, options.cuts, options.store, options.ref, sys.stdout)
     return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from trainer.replay.command import replay
+
+    out = None if options.out is None else fresh_folder(options.out)
+    return replay(options.begin, options.end, options.store, out, sys.stdout, anyway=options.anyway)
 
 
 def _s3server(options: argparse.Namespace) -> int:

@@ -1,4 +1,5 @@
-"""Targets of the trainer: messages between workers, orders, events, plans, data, weights, tokenizers."""
+"""Targets of the trainer: messages between workers, orders, events, plans, fingerprints, data, weights,
+tokenizers."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ from trainer.preparation.plan import (
     Timeouts,
     Update,
 )
-from trainer.workers import orders, reports
+from trainer.workers import fingerprints, orders, reports
 from trainer.workers.events import Event
+from trainer.workers.fingerprints import Fingerprint, TensorFingerprint
 
 _SHAPE = (2, 3, 4)
 _WORDS = 16
@@ -50,6 +52,7 @@ def targets() -> Iterator[Target]:
         ("order", _order, _orders, orders.LINE_LIMIT, 400),
         ("event", _event, _events, 2**20, 400),
         ("plan", _plan, _plans, PLAN_LIMIT, 100),
+        ("fingerprints", _fingerprints, _fingerprint_files, 2**20, 200),
         ("training-document", _document, _documents, cohorts.LINE_LIMIT, 200),
         ("question", _question, _questions, 2**16, 400),
         ("tokenizer-json", _tokenizer_json, _tokenizer_files, 2**16, 20),
@@ -176,7 +179,7 @@ def _event(data: bytes, _folder: Path) -> None:
         "it says another"
     )
     if event.name == "update":
-        reports.update_result(event)
+        fingerprints.make(reports.update_result(event), [fingerprints.state_of(event)])
 
 
 def _events() -> list[bytes]:
@@ -185,7 +188,8 @@ def _events() -> list[bytes]:
         ("heartbeat", {"number": 1}),
         (
             "update",
-            {"update": 3, "exact": exact, "loss": 1.5, "norm": 1.5, "sent_bytes": 1, "received_bytes": 2, "ms": 0.5},
+            {"update": 3, "exact": exact, "loss": 1.5, "norm": 1.5, "sent_bytes": 1, "received_bytes": 2, "ms": 0.5}
+            | {"state": {"a": str(Digest.of(b"a"))}},
         ),
         (
             "joined",
@@ -196,6 +200,16 @@ def _events() -> list[bytes]:
         ("requests", {"operations": {"GetObject": 1}, "sent_bytes": 1, "received_bytes": 2}),
     ]
     return [json.dumps({"event": name, "at": 1.25, "time": "now", **rest}).encode() for name, rest in said]
+
+
+def _fingerprints(data: bytes, _folder: Path) -> None:
+    assert fingerprints.encode(fingerprints.parse(data)) == data, "it was accepted, and its encoding is another"
+
+
+def _fingerprint_files() -> list[bytes]:
+    state = (TensorFingerprint("a", Digest.of(b"a")), TensorFingerprint("b", Digest.of(b"b")))
+    made = [Fingerprint(update, 0.5, 1.5, 1.0, 8.0, 1e-3, state if update == 3 else ()) for update in (2, 3)]
+    return [fingerprints.encode(made), fingerprints.encode(made[1:]), b""]
 
 
 def _plan(data: bytes, _folder: Path) -> None:
@@ -227,7 +241,9 @@ def _plans() -> list[bytes]:
             Update(3, (Microbatch(("a", "b"), 9),), 8.0),
         ),
         recipe=Recipe(),
+        dropout=None,
         commits=(1, 3),
+        fingerprints=1,
         drill=Drill(2, 1, "forward", 1, "kill"),
         timeouts=Timeouts(60, 60, 1, 3, 60),
         evaluation=Evaluation(

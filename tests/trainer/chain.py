@@ -93,7 +93,8 @@ class Chain:
             self.state = self.hashed(update.to_bytes(4, "little"))
             exact = {name: (0.5).hex() for name in ("norm", "coef", "denominator", "rate")}
             exact["loss"] = float(update).hex()
-            self.say("update", update=update, exact=exact, loss=1.0, norm=1.0, sent_bytes=1, received_bytes=1, ms=1.0)
+            fields = {"update": update, "exact": exact, "loss": 1.0, "norm": 1.0, "state": {}, "ms": 1.0}
+            self.say("update", sent_bytes=1, received_bytes=1, **fields)
         self.say("trained")
 
     def save(self, given: dict[str, Any]) -> None:
@@ -135,7 +136,7 @@ class Chain:
             run=Digest.parse(self.identity),
             binding=values.to_json({"worker": "chain"}, "binding"),
             progress=Progress(),
-            files=None,
+            files=Digest.parse(given["files"]),
             shard=written.digest,
         )
         self.say("saved", step=given["step"], ms=1.0, receipt=receipt.encode().decode())

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import fsum, sqrt
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from tests.support import s3 as shared
 from trainer.compute import numerics
 from trainer.compute.batch import Batch, Microbatch
 from trainer.compute.config import Config, Recipe, partition
+from trainer.compute.dropout import Dropout
 from trainer.compute.model import Shard, initialise
 from trainer.compute.result import UpdateResult
 from trainer.compute.step import Step, build_optimizer
@@ -101,6 +103,7 @@ class Scenario:
     compute: str = "float32"
     recipe: Recipe = CLIPPING
     recompute: bool = True
+    dropout: Dropout | None = None
     std: float = 0.1
     shapes: tuple[tuple[int, int], ...] = ((4, 33), (4, 17), (2, 29))
     updates: int = 4
@@ -157,9 +160,10 @@ def whole(scenario: Scenario) -> Outcome:
     for update, batch in enumerate(scenario.batches, 1):
         optimizer.zero_grad(set_to_none=True)
         losses = []
-        for micro in batch.microbatches:
+        for index, micro in enumerate(batch.microbatches):
+            dropping = None if scenario.dropout is None else partial(scenario.dropout.begin, update, index)
             ids, weights = torch.tensor(micro.ids), torch.tensor(micro.weights, dtype=torch.float32)[:, 1:]
-            hidden = model.body(model.embed(ids), recompute=scenario.recompute)
+            hidden = model.body(model.embed(ids), recompute=scenario.recompute, dropping=dropping)
             loss = (model.token_losses(hidden, ids) * weights).sum() / batch.denominator
             loss.backward()
             losses.append(loss.item())
@@ -204,7 +208,8 @@ def partitioned(scenario: Scenario, cuts: Sequence[int], step_type: type[Step] =
         own = owners[group.rank]
         shard = scenario.build(own.first, own.last)
         optimizer = build_optimizer(shard, scenario.recipe)
-        step = step_type(shard, optimizer, group, owners, scenario.recipe, recompute=scenario.recompute)
+        options = {"recompute": scenario.recompute, "dropout": scenario.dropout}
+        step = step_type(shard, optimizer, group, owners, scenario.recipe, **options)
         results = [step.run(update, batch) for update, batch in enumerate(scenario.batches, 1)]
         return _collect(shard, optimizer), results
 

@@ -15,8 +15,9 @@ from trainer.compute.transport import LocalGroup, local_groups
 from trainer.lifecycle.commits import push_shards
 from trainer.preparation import prepare
 from trainer.preparation.prepare import Prepared
-from trainer.workers import events
+from trainer.workers import events, fingerprints
 from trainer.workers.events import Emitter, Event
+from trainer.workers.fingerprints import Fingerprint
 from trainer.workers.hosts import STORE, Host
 from trainer.workers.orders import Arm, Order, Restore, Save, Start, Train
 from trainer.workers.reports import update_result
@@ -38,7 +39,7 @@ def store_preparation(prepared: Prepared, store: Store) -> Digest:
 
 
 class Pair:
-    """Two sessions on two hosts below ``area``, or as many as other cuts make.
+    """A session for each shard of the plan, or of other cuts, on a host of its own below ``area``.
 
     Args:
         area: a new folder.
@@ -77,11 +78,11 @@ class Pair:
         self.each(Start())
         return self
 
-    def restored(self, operator: Store, root: Digest) -> Pair:
+    def restored(self, operator: Store, root: Digest, *, drift: bool = False) -> Pair:
         """From a checkpoint, of which each host fetches its shard."""
         for index, host in enumerate(self.hosts):
             ckptstore.pull(operator, ckptstore.open(host.store), root, shards=[index], files=False)
-        self.each(Restore(root, STORE))
+        self.each(Restore(root, STORE, drift))
         self.each(Arm())
         return self
 
@@ -103,14 +104,20 @@ class Pair:
         """Results of the updates made, by update."""
         return {event["update"]: update_result(event) for event in self.said(0) if event.name == "update"}
 
-    def save(self, attempt: object, step: int) -> list[ShardReceipt]:
+    def fingerprint(self, update: int) -> Fingerprint:
+        """Of an update that was made."""
+        said = [event for shard in range(len(self.sessions)) for event in self.said(shard) if event.name == "update"]
+        told = [fingerprints.state_of(event) for event in said if event["update"] == update]
+        return fingerprints.make(self.results()[update], told)
+
+    def save(self, attempt: object, step: int, files: Digest | None = None) -> list[ShardReceipt]:
         """All shards to their hosts' stores."""
-        said = self.each(Save(str(attempt), step, STORE))
+        said = self.each(Save(str(attempt), step, STORE, files))
         return [ShardReceipt.parse(event["receipt"].encode()) for event in said]
 
-    def commit(self, operator: Store, step: int, ref: str = REF) -> Digest:
+    def commit(self, operator: Store, step: int, files: Digest | None = None, *, ref: str = REF) -> Digest:
         """All shards to their hosts' stores, from there to ``operator``, and there a checkpoint."""
         attempt = operator.begin(ref)
-        receipts = self.save(attempt, step)
+        receipts = self.save(attempt, step, files)
         push_shards(self.hosts, receipts, operator, "operator")
         return operator.commit(attempt, receipts)

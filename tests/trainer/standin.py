@@ -82,7 +82,9 @@ class StandIn:
         other = self.behaviour.get("another loss in") == update
         exact = {name: (0.5).hex() for name in ("norm", "coef", "denominator", "rate")}
         exact["loss"] = (update + 2.0**-50 * other).hex()
-        self.say("update", update=update, exact=exact, loss=1.0, norm=1.0, sent_bytes=1, received_bytes=1, ms=1.0)
+        self.say(
+            "update", update=update, exact=exact, loss=1.0, norm=1.0, sent_bytes=1, received_bytes=1, ms=1.0, state={}
+        )
 
     def last_update(self, hold: dict[str, Any]) -> None:
         update = hold["update"]

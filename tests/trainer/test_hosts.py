@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import ckptstore
-from ckptstore import Digest, Store
+from ckptstore import Checkpoint, Digest, Store
 from ckptstore.errors import RefusedError
+from ckptstore.format import values
+from ckptstore.format.progress import Progress
 from trainer.lifecycle.commits import commit_by_way_of_hosts
 from trainer.lifecycle.drill import Loss, lose_host
 from trainer.lifecycle.expect import NotAsPlannedError
@@ -27,7 +29,9 @@ from trainer.workers.launch import Launch
 from trainer.workers.orders import Start, Train
 
 STAND_IN = Path(__file__).with_name("standin.py")
-ROOT = Digest.of(b"the root before the loss")
+_SOME = Digest.of(b"some")
+BEFORE = Checkpoint(16, None, _SOME, _SOME, _SOME, (_SOME,), (), (), Progress(), values.to_json({}), None, ())
+ROOT = Digest.of(BEFORE.encode())  # the root before the loss
 UPDATE = (
     '{"event":"update","at":1,"time":"t","update":1,"exact":{},"loss":1.0,"norm":1.0,"sent_bytes":1,'
     '"received_bytes":1,"ms":1.0}'
@@ -67,6 +71,7 @@ def launch(plan: Plan, tmp_path: Path) -> Iterator[Callable[..., LaunchedGroup]]
 @pytest.fixture
 def operator(tmp_path: Path) -> Store:
     store = ckptstore.open(tmp_path / "operator", create=True)
+    store.objects.put_document(BEFORE.encode())
     store.refs.move("lifecycle", ROOT, None)
     return store
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptstore.errors import UsageError
+from ckptstore.errors import MalformedError, UsageError
+from ckptstore.format import values
 from trainer.compute import numerics
-from trainer.compute.numerics import Difference, binding, canary, compare, env_for
+from trainer.compute.numerics import Difference, binding, canary, compare, env_for, stored_binding
 from trainer.errors import NumericsError
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,14 @@ def test_what_decides_bits_is_told_apart_from_what_describes() -> None:
 def test_a_field_that_is_missing_or_of_another_type_is_a_difference() -> None:
     assert compare({"threads": 1}, {}) == [Difference("threads", 1, None, refuse=True)]
     assert compare({"recompute": True}, {"recompute": 1}) == [Difference("recompute", True, 1, refuse=True)]
+
+
+@pytest.mark.parametrize("wrong", [1, (1,), {1: "a"}, {"a": 1.5}, {"a": (1,)}, {"a": b"b"}])
+def test_a_stored_binding_is_flat_and_plain_or_refused(wrong: object) -> None:
+    binding = {"threads": 1, "deterministic": True, "env.MKL_CBWR": None, "torch": "2.13.0"}
+    assert stored_binding(values.to_json(binding)) == binding
+    with pytest.raises(MalformedError, match="numerical binding"):
+        stored_binding(values.to_json(wrong))
 
 
 def test_applying_fixes_threads_and_kernels(exact_arithmetic: None) -> None:

@@ -67,7 +67,7 @@ def trained(process: None, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     two = pair.commit(operator, 2)
     pair.train(3, 4)
     operator.move_ref("straight", two, None)  # so that the first one still names the checkpoint after two updates
-    return Trained(folder, prepared, identity, two, pair.commit(operator, 4, "straight"))
+    return Trained(folder, prepared, identity, two, pair.commit(operator, 4, ref="straight"))
 
 
 def test_after_further_updates_one_and_three_workers_have_the_state_root_of_two(
@@ -87,7 +87,7 @@ def test_after_further_updates_one_and_three_workers_have_the_state_root_of_two(
         store.move_ref(ref, root, None)
         group = Pair(tmp_path / f"area-{number}", run.prepared, run.identity, in_threads, cuts).restored(store, root)
         group.train(3, 4)
-        made = store.checkpoint(group.commit(store, 4, ref))
+        made = store.checkpoint(group.commit(store, 4, ref=ref))
         assert (made.state_root, len(made.shards), made.parent) == (after, workers, root)
 
 

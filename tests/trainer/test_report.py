@@ -143,7 +143,7 @@ def test_the_first_differing_update_is_named_with_both_numbers() -> None:
 
 def test_a_result_comes_back_from_its_event_with_every_bit() -> None:
     sent = result(18, loss=0.1 + 0.2, norm=5e-324)
-    event = events.Event.parse(make("update", sent.to_plain()).encode())
+    event = events.Event.parse(make("update", sent.to_plain() | {"state": {}}).encode())
     again = update_result(check(event))
     assert (again.exact, again.sent_bytes, again.received_bytes, again.ms) == (sent.exact, 7, 8, 1.0)
 

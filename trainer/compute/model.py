@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ckptstore.errors import UsageError
 from trainer.compute.config import Config, owned_tensors
+from trainer.compute.dropout import Drop
 
 Cast = Callable[[Tensor], Tensor]
+Dropping = Callable[[int], Drop]
 
 Keep = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Keeps new keys and values [B, kv_heads, T, D]; returns those that the queries see, [B, kv_heads, L, D]."""
@@ -105,10 +108,13 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Weight(cfg.hidden)
         self.mlp = FeedForward(cfg)
 
-    def forward(self, x: Tensor, places: Places, cast: Cast, keep: Keep | None = None) -> Tensor:
-        x = x + self.self_attn(_rms_norm(x, self.input_layernorm.weight, self.eps), places, cast, keep)
-        out: Tensor = x + self.mlp(_rms_norm(x, self.post_attention_layernorm.weight, self.eps), cast)
-        return out
+    def forward(
+        self, x: Tensor, places: Places, cast: Cast, keep: Keep | None = None, drop: Drop | None = None
+    ) -> Tensor:
+        attended: Tensor = self.self_attn(_rms_norm(x, self.input_layernorm.weight, self.eps), places, cast, keep)
+        x = x + (attended if drop is None else drop(attended))
+        fed: Tensor = self.mlp(_rms_norm(x, self.post_attention_layernorm.weight, self.eps), cast)
+        return x + (fed if drop is None else drop(fed))
 
 
 class Trunk(nn.Module):
@@ -167,14 +173,20 @@ class Shard(nn.Module):
         # The rows are looked up in FP32 and cast then, so the gradient of the table is summed in FP32.
         return F.embedding(ids, self.model.embed_tokens.weight).to(self.dtype)
 
-    def body(self, x: Tensor, *, recompute: bool = False) -> Tensor:
-        """Hidden states [B, T, hidden] through the owned layers; ``recompute`` keeps only their inputs for backward."""
+    def body(self, x: Tensor, *, recompute: bool = False, dropping: Dropping | None = None) -> Tensor:
+        """Hidden states [B, T, hidden] through the owned layers.
+
+        Args:
+            recompute: keep only the layers' inputs for backward.
+            dropping: gives for the number of a layer what drops elements in one pass through it; None: nothing does.
+        """
         places = make_places(self.cfg, x.shape[1], x.device)
-        for layer in self.model.layers.values():
+        for number, layer in self.model.layers.items():
+            given = (layer, x, places, *(() if dropping is None else (partial(dropping, int(number)),)))
             if recompute:
-                x = checkpoint(self.layer, layer, x, places, use_reentrant=False, preserve_rng_state=True)
+                x = checkpoint(self.layer, *given, use_reentrant=False, preserve_rng_state=True)
             else:
-                x = self.layer(layer, x, places)
+                x = self.layer(*given)
         return x
 
     def blocks(self, x: Tensor, places: Places, keeps: Sequence[Keep]) -> Tensor:
@@ -189,9 +201,9 @@ class Shard(nn.Module):
             x = layer(x, places, self._cast, keep)
         return x
 
-    def layer(self, layer: nn.Module, x: Tensor, places: Places) -> Tensor:
-        """One layer: the unit of recomputation."""
-        out: Tensor = layer(x, places, self._cast)
+    def layer(self, layer: nn.Module, x: Tensor, places: Places, begin: Callable[[], Drop] | None = None) -> Tensor:
+        """One layer: the unit of recomputation. What drops elements is begun in it, and so again with it."""
+        out: Tensor = layer(x, places, self._cast, drop=None if begin is None else begin())
         return out
 
     def logits(self, x: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ckptstore.errors import UsageError
+from ckptstore.errors import MalformedError, UsageError
+from ckptstore.format import values
+from ckptstore.format.canonical import Json
 from trainer.errors import NumericsError
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ class Difference:
     expected: Plain
     actual: Plain
     refuse: bool
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.actual}, expected {self.expected}"
 
 
 def env_for(profile: str) -> dict[str, str]:
@@ -117,7 +122,7 @@ def binding(compute: str, *, recompute: bool = True, device: str = "cpu") -> dic
     import torch
 
     build = torch.__config__.show()
-    values: dict[str, Plain] = {
+    bound: dict[str, Plain] = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "torch_git": str(torch.version.git_version),
@@ -138,9 +143,9 @@ def binding(compute: str, *, recompute: bool = True, device: str = "cpu") -> dic
         "optimizer": "adamw-loop",
         "recompute": recompute,
     }
-    values |= {f"env.{name}": os.environ.get(name) for name in _VARIABLES}
-    values |= {f"canary.{name}": digest for name, digest in canary(device).items()}
-    return values
+    bound |= {f"env.{name}": os.environ.get(name) for name in _VARIABLES}
+    bound |= {f"canary.{name}": digest for name, digest in canary(device).items()}
+    return bound
 
 
 def compare(expected: Mapping[str, Plain], actual: Mapping[str, Plain]) -> list[Difference]:
@@ -153,6 +158,17 @@ def compare(expected: Mapping[str, Plain], actual: Mapping[str, Plain]) -> list[
         for name in sorted({*expected, *actual})
         if _differ(expected.get(name), actual.get(name))
     ]
+
+
+def stored_binding(value: Json) -> dict[str, Plain]:
+    """The binding in a checkpoint's document as flat plain values. MalformedError if it is another thing."""
+    stored = values.from_json(value, "binding")
+    found: dict[str, Plain] = {}
+    for name, one in stored.items() if isinstance(stored, dict) else [(None, None)]:
+        if not isinstance(name, str) or not (one is None or isinstance(one, str | int)):
+            raise MalformedError("numerical binding", "it is no dict of texts, integers and booleans by name")
+        found[name] = one
+    return found
 
 
 def canary(device: str = "cpu") -> dict[str, str]:
@@ -215,11 +231,11 @@ def _draw(device: str) -> str:
     return _digest(*draws, torch.randperm(64, generator=generator, device=device))
 
 
-def _digest(*values: Tensor | str) -> str:
+def _digest(*items: Tensor | str) -> str:
     from trainer.compute.transport import raw_bytes
 
     whole = hashlib.sha256()
-    for value in values:
+    for value in items:
         whole.update(value.encode() if isinstance(value, str) else raw_bytes(value.detach().cpu().contiguous()))
     return whole.hexdigest()
 

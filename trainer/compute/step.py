@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import fsum, isfinite, sqrt
 from time import perf_counter
 
@@ -24,6 +25,7 @@ from torch.optim import AdamW
 from ckptstore.errors import UsageError
 from trainer.compute.batch import Batch, Microbatch
 from trainer.compute.config import Ownership, Recipe
+from trainer.compute.dropout import Dropout
 from trainer.compute.model import Shard
 from trainer.compute.result import UpdateResult
 from trainer.compute.schedule import Kind, Op, schedule
@@ -68,6 +70,7 @@ class Step:
         group: one member a shard; its rank is the shard's index.
         owners: the partition, from :func:`trainer.compute.config.partition`.
         recompute: compute the inside of each layer again in backward instead of keeping it. Changes no bit.
+        dropout: what is dropped in training; None: nothing.
         on_op: called as ``on_op(update, microbatch, kind)`` after each forward, head and backward, when its message
             is on its way; what it raises ends the update before any weight changes.
 
@@ -84,6 +87,7 @@ class Step:
         recipe: Recipe,
         *,
         recompute: bool = True,
+        dropout: Dropout | None = None,
         on_op: OnOp | None = None,
     ) -> None:
         if len(owners) != group.world:
@@ -97,7 +101,7 @@ class Step:
                 "training step", f"worker {group.rank} holds layers {shard.lo} to {shard.hi}, not its shard"
             )
         self.shard, self.optimizer, self.group, self.recipe = shard, optimizer, group, recipe
-        self.owners, self.recompute, self.on_op = tuple(owners), recompute, on_op
+        self.owners, self.recompute, self.dropout, self.on_op = tuple(owners), recompute, dropout, on_op
         self._names = {parameter: name for name, parameter in shard.named_parameters()}
         at_head = {shard.model.norm.weight, shard.head_weight} if shard.head else set()
         self._inner = [p for p in shard.parameters() if p not in at_head]
@@ -161,7 +165,8 @@ class Step:
         else:
             shape = (*micro.shape, shard.cfg.hidden)
             source = group.recv(shape, shard.dtype, group.rank - 1, Channel.ACTIVATION, update, index).requires_grad_()
-        result = shard.body(source, recompute=self.recompute)
+        dropping = None if self.dropout is None else partial(self.dropout.begin, update, index)
+        result = shard.body(source, recompute=self.recompute, dropping=dropping)
         self._open[index] = _Open(source, result)
         if group.world > 1:
             group.send(result, (group.rank + 1) % group.world, Channel.ACTIVATION, update, index)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptstore import Checkpoint
-from ckptstore.format import values
+from ckptstore import Checkpoint, Deviation
+from ckptstore.format.canonical import Json
 from trainer.compute import numerics
 from trainer.compute.config import Ownership, param_table
 from trainer.compute.numerics import Plain
@@ -67,12 +67,12 @@ def check_bindings(joined: Sequence[Event], stored: Checkpoint | None) -> Mappin
     bindings: list[Mapping[str, Plain]] = [event["binding"] for event in joined]
     checks = [("shard 0", bindings[0], shard) for shard in range(1, len(bindings))]
     if stored is not None:
-        made: Any = values.from_json(stored.binding, "binding")
+        made = numerics.stored_binding(stored.binding)
         checks += [(f"the checkpoint at step {stored.step}", made, shard) for shard in range(len(bindings))]
     for name, expected, shard in checks:
         wrong = [one for one in numerics.compare(expected, bindings[shard]) if one.refuse]
         if wrong:
-            texts = "; ".join(f"{one.field} is {one.actual}, expected {one.expected}" for one in wrong)
+            texts = "; ".join(map(str, wrong))
             raise unexpected(f"numerical binding of shard {shard}", f"that of {name}", texts)
     return bindings[0]
 
@@ -80,6 +80,14 @@ def check_bindings(joined: Sequence[Event], stored: Checkpoint | None) -> Mappin
 def canary(binding: Mapping[str, Plain]) -> dict[str, Plain]:
     """The measured part of a binding: digests by name."""
     return {name: value for name, value in binding.items() if name.startswith("canary.")}
+
+
+def drift(parent: Checkpoint | None, binding: Json) -> tuple[Deviation, ...]:
+    """What of a numerical binding is not as in the parent of the checkpoint that it is for."""
+    if parent is None:
+        return ()
+    found = numerics.compare(numerics.stored_binding(parent.binding), numerics.stored_binding(binding))
+    return tuple(Deviation(f"binding.{one.field}", repr(one.expected), repr(one.actual)) for one in found)
 
 
 def _held(joined: Sequence[Event]) -> list[str]:

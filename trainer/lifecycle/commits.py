@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ckptstore
-from ckptstore import Attempt, Digest, ShardReceipt, Store
+from ckptstore import Attempt, Checkpoint, Digest, ShardReceipt, Store
+from ckptstore.format.canonical import Json
+from trainer.lifecycle import fingerprints
+from trainer.lifecycle.admission import drift
 from trainer.lifecycle.expect import require
 from trainer.lifecycle.replay import agreed_results
 from trainer.workers.events import Event
+from trainer.workers.fingerprints import Fingerprint
 from trainer.workers.group import LaunchedGroup
 from trainer.workers.hosts import STORE, Host
 from trainer.workers.orders import Save
@@ -51,21 +55,23 @@ class Committed:
 
 
 def commit_by_way_of_hosts(
-    group: LaunchedGroup, operator: Store, ref: str, step: int, parent: Digest | None
+    group: LaunchedGroup, operator: Store, ref: str, step: int, parent: Digest | None, *, binding: Json = None
 ) -> Committed:
     """Workers save to their hosts' stores; each shard goes to the operator's store, is read back and committed there.
 
     Args:
-        group: has made ``step`` updates.
+        group: has made ``step`` updates, among them all since the parent.
         operator, ref: where the checkpoint is to be.
         step: updates made.
         parent: what the state of the group was restored from; the ref has to name it still.
+        binding: what the checkpoint is to say instead of what the workers measured, for one that is only made to be
+            compared.
 
     Raises:
         NotAsPlannedError: the workers disagree about an update, or the ref names something else.
         CommitAbortedError, ConflictError, CorruptError, GroupLostError: there is no checkpoint.
     """
-    return _commit(group, operator, OPERATOR, ref, step, parent, None)
+    return _commit(group, operator, OPERATOR, ref, step, parent, None, binding)
 
 
 def commit_reference(
@@ -79,45 +85,78 @@ def commit_reference(
 
 
 def _commit(
-    group: LaunchedGroup, store: Store, name: str, ref: str, step: int, parent: Digest | None, path: Path | None
+    group: LaunchedGroup,
+    store: Store,
+    name: str,
+    ref: str,
+    step: int,
+    parent: Digest | None,
+    path: Path | None,
+    binding: Json = None,
 ) -> Committed:
+    where = STORE if path is None else str(path)
+    with store.lease():  # from the tree, which nothing names yet, to the checkpoint that does
+        begun = begin_commit(group, store, name, ref, step, parent)
+        order = Save(str(begun.attempt), step, where, begun.files)
+        saved = group.tell(order, group.launch.plan.timeouts.commit)
+        return conclude(group, store, name, begun, saved, by_way_of_hosts=path is None, binding=binding)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A commit that has begun, at ``at`` seconds of the monotonic clock: its attempt, the checkpoint ``before`` it, and
+    the fingerprints of the updates in between with the tree that they are in."""
+
+    attempt: Attempt
+    before: Checkpoint | None
+    fingerprints: tuple[Fingerprint, ...]
+    files: Digest
+    at: float
+
+
+def begin_commit(group: LaunchedGroup, store: Store, name: str, ref: str, step: int, parent: Digest | None) -> Begun:
+    """Begin to commit what a group has made; arguments and errors as in :func:`commit_by_way_of_hosts`."""
     began = time.monotonic()
     agreed_results(group)
     attempt = store.begin(ref)
     require(f"root of ref {ref} in the {name} store before the commit of step {step}", parent, attempt.parent)
-    where = STORE if path is None else str(path)
-    saved = group.tell(Save(str(attempt), step, where), group.launch.plan.timeouts.commit)
-    return conclude(group, store, name, attempt, saved, began, by_way_of_hosts=path is None)
+    before = None if parent is None else store.checkpoint(parent)
+    made = fingerprints.taken(group, 1 if before is None else before.step + 1, step)
+    return Begun(attempt, before, made, fingerprints.put(store, made), began)
 
 
 def conclude(
     group: LaunchedGroup,
     store: Store,
     name: str,
-    attempt: Attempt,
+    begun: Begun,
     saved: Sequence[Event],
-    began: float,
     *,
     by_way_of_hosts: bool = True,
+    binding: Json = None,
 ) -> Committed:
-    """What comes of an attempt whose shards are saved: they are moved if they have to be, committed, and read back.
+    """What comes of a commit whose shards are saved: they are moved if they have to be, committed, and read back.
 
     Tells the group nothing, so it may do anything else meanwhile.
 
     Args:
         group: the group whose workers saved.
         store, name: where the checkpoint is to be, and what that store is called.
-        attempt: the attempt.
+        begun: the commit.
         saved: the ``saved`` event of each worker, by shard.
-        began: when the commit began, on the monotonic clock.
         by_way_of_hosts: the workers saved to their hosts' stores, and not to ``store`` itself.
+        binding: as in :func:`commit_by_way_of_hosts`.
 
     Raises:
         CommitAbortedError, ConflictError, CorruptError, NotFoundError: there is no checkpoint.
     """
     receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
-    moved = push_shards(group.hosts, receipts, store, name) if by_way_of_hosts else ()
-    root = store.commit(attempt, receipts)
+    if binding is not None:
+        receipts = [replace(one, binding=binding) for one in receipts]
+    with store.lease():
+        fingerprints.put(store, begun.fingerprints)  # nothing named the tree so far, and it may be long since
+        moved = push_shards(group.hosts, receipts, store, name) if by_way_of_hosts else ()
+        root = store.commit(begun.attempt, receipts, deviations=drift(begun.before, receipts[0].binding))
     report = store.verify(root)
     require(f"findings in the closure of {root.short} in the {name} store", [], [str(f) for f in report.findings])
     store.add_receipt(report.receipt(store.url))
@@ -133,7 +172,7 @@ def conclude(
         save_ms=tuple(event["ms"] for event in saved),
         verified_bytes=report.bytes_read,
         method=report.method.value,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - begun.at,
     )
 
 

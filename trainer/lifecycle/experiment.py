@@ -128,6 +128,8 @@ def _closing_words(
         f"  {ours} log {record.ref}",
         f"  {ours} verify {record.ref}",
         f"  {ours} diff {_prefix(roots[early]['root'])} {_prefix(roots[middle]['recovered'])}",
+        f"  {_python()} replay {_prefix(roots[early]['root'])} {_prefix(roots[middle]['recovered'])}"
+        + ("" if access.again else f" --store {shlex.quote(store)}"),
         f"  {ckpt} evidence verify {shlex.quote(str(near(out / 'archive' / ARCHIVE)))}",
     ]
     for line in lines:

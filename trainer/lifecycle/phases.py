@@ -146,7 +146,7 @@ class Lifecycle:
         self._pull([root])
         with self._group("interrupted by the loss of a host") as group:
             self._join(group, root)
-            group.tell(Restore(root, STORE))
+            group.tell(Restore(root, STORE, self.settings.drift))
             group.tell(Arm())
             loss = lose_host(group, plan.drill, early + 1, middle, self.operator, self.ref, root, self.journal.began)
             record.loss = loss
@@ -186,7 +186,7 @@ class Lifecycle:
         root = record.root(early).root
         with self._group("recovered on the third host") as group:
             self._join(group, root)
-            group.tell(Restore(root, STORE))
+            group.tell(Restore(root, STORE, self.settings.drift))
             group.tell(Arm())
             if self.settings.sabotage:
                 self._sabotage(group, plan.drill.shard)
@@ -210,7 +210,7 @@ class Lifecycle:
             self._join(group, record.root(last).root)
             for step in plan.evaluation.after:
                 root = steps[step]
-                group.tell(Start() if root is None else Restore(root, STORE))
+                group.tell(Start() if root is None else Restore(root, STORE, self.settings.drift))
                 events = group.tell(Evaluate(step))
                 result, entry = scored.agreed(step, root, events)
                 record.results[step] = result
@@ -302,7 +302,7 @@ class Lifecycle:
         joined = group.join()
         self.record.ownership = admission.check_ownership(self.plan, joined, self.launch.owners)
         stored = None if root is None else self.operator.checkpoint(root)
-        self.record.binding = admission.check_bindings(joined, stored)
+        self.record.binding = admission.check_bindings(joined, None if self.settings.drift else stored)
         self.journal.note("admitted", generation=group.generation, canary=admission.canary(self.record.binding))
 
     def _keep(self, committed: Committed, *, announce: bool = True) -> Committed:

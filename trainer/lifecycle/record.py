@@ -27,7 +27,7 @@ class Settings:
     """What the caller decides.
 
     ``operator`` is the URL of a store, or ``s3`` for one in an S3 server that the run starts; without one, it is a
-    folder of the run.
+    folder of the run. ``drift`` allows hosts to compute otherwise than those that made a checkpoint.
     """
 
     out: Path
@@ -37,6 +37,7 @@ class Settings:
     compute: str | None = None
     kernels: str = "native"
     sabotage: bool = False
+    drift: bool = False
 
 
 @dataclass(frozen=True, slots=True)

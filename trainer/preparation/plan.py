@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ckptstore.errors import MalformedError, NotFoundError
 from ckptstore.format.digest import Digest
 from trainer.compute.config import Config, Decoding, Ownership, Recipe, partition
+from trainer.compute.dropout import Dropout
 from trainer.compute.numerics import PROFILES
 from trainer.preparation import records
 
@@ -163,7 +164,11 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that decides a run. ``cuts`` are the layers at which the second and each further shard begins."""
+    """Everything that decides a run.
+
+    ``cuts`` are the layers at which the second and each further shard begins, ``fingerprints`` says after each how many
+    updates the whole state is fingerprinted (it always is after updates that are planned to be committed).
+    """
 
     profile: str
     seed: str
@@ -177,7 +182,9 @@ class Plan:
     documents: tuple[Entry, ...]
     updates: tuple[Update, ...]
     recipe: Recipe
+    dropout: Dropout | None
     commits: tuple[int, ...]
+    fingerprints: int
     drill: Drill
     timeouts: Timeouts
     evaluation: Evaluation
@@ -220,6 +227,10 @@ class Plan:
         if not 1 <= number <= len(self.updates):
             raise NotFoundError(f"update {number}", f"the plan of profile {self.profile} has 1 to {len(self.updates)}")
         return self.updates[number - 1]
+
+    def fingerprinted(self, update: int) -> bool:
+        """Whether the fingerprint of an update has the state that it leaves, beside its numbers."""
+        return update % self.fingerprints == 0 or update in self.commits
 
     def trained(self, phase: str) -> frozenset[str]:
         """Names of the documents in the updates of ``phase``: what was really trained, not what was meant to be."""
@@ -283,6 +294,8 @@ class Plan:
         last, drill, evaluation = len(self.updates), self.drill, self.evaluation
         if list(self.commits) != sorted(set(self.commits)) or not self.commits or self.commits[-1] != last:
             raise MalformedError("plan", f"commits {self.commits} do not rise to the last update, {last}")
+        if self.fingerprints < 1:
+            raise MalformedError("plan", f"fingerprints of the state after each {self.fingerprints} updates")
         if not self.commits[0] < drill.update <= last or drill.shard >= len(self.owners):
             why = f"update {drill.update} on shard {drill.shard} is not after the first commit and in the run"
             raise MalformedError("drill", why)

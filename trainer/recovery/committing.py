@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
-from ckptstore import Attempt, Digest, Store
+from ckptstore import Digest, Store
 from ckptstore.errors import CkptStoreError
-from trainer.lifecycle.commits import OPERATOR, conclude
+from trainer.lifecycle.commits import OPERATOR, Begun, begin_commit, conclude
 from trainer.lifecycle.commits import Committed as Concluded
-from trainer.lifecycle.expect import require
 from trainer.recovery.entries import Committed, Replicated, Snapped
 from trainer.recovery.replicas import holder, replicate
 from trainer.workers.events import Event
@@ -31,9 +30,8 @@ class _Underway:
     """A commit: of which group, and how long training has stood still for it, in milliseconds."""
 
     group: LaunchedGroup
-    attempt: Attempt
+    begun: Begun
     step: int
-    began: float
     stall_ms: float = 0.0
     saved: dict[int, Event] = field(default_factory=dict)
     job: Future[Concluded] | None = None
@@ -87,10 +85,9 @@ class Commits:
         assert self._now is None
         began = time.monotonic()
         before = self._replicated(wait=True)
-        attempt = self._operator.begin(self._ref)
-        require(f"root of ref {self._ref} before the commit of step {step}", parent, attempt.parent)
-        now = self._now = _Underway(group, attempt, step, began)
-        order = SaveBehind(str(attempt), step, STORE) if behind else Save(str(attempt), step, STORE)
+        begun = begin_commit(group, self._operator, OPERATOR, self._ref, step, parent)
+        now = self._now = _Underway(group, begun, step)
+        order = (SaveBehind if behind else Save)(str(begun.attempt), step, STORE, begun.files)
         told = group.tell(order, group.launch.plan.timeouts.commit)
         now.stall_ms = _milliseconds(began)
         if behind:
@@ -105,7 +102,7 @@ class Commits:
         now.saved[said.shard] = said.event
         if len(now.saved) == len(group.hosts):
             saved = [event for _, event in sorted(now.saved.items())]
-            now.job = self._pool.submit(conclude, group, self._operator, OPERATOR, now.attempt, saved, now.began)
+            now.job = self._pool.submit(conclude, group, self._operator, OPERATOR, now.begun, saved)
 
     def copy(self, root: Digest, hosts: Sequence[Host], receipts: tuple[str, ...]) -> None:
         """Begin to make replicas of a checkpoint, whose shards are on ``hosts``; what a peer has is only read again."""
@@ -131,7 +128,7 @@ class Commits:
             if len(group.signs) > signs:
                 raise GroupLostError(f"generation {group.generation}", "a worker was lost while its shard was saved")
             limit = group.launch.plan.timeouts.commit
-            if now.job is None and time.monotonic() > now.began + limit:
+            if now.job is None and time.monotonic() > now.begun.at + limit:
                 raise GroupLostError(f"generation {group.generation}", f"not all shards were saved within {limit} s")
         now.stall_ms += _milliseconds(began)
         return self.news()

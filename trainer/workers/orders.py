@@ -28,10 +28,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Load the worker's shard of the checkpoint ``root`` from the store at the path ``store``, verified."""
+    """Load the worker's shard of the checkpoint ``root`` from the store at the path ``store``, verified.
+
+    A checkpoint that was made with another numerical binding is refused, unless ``drift`` allows for it.
+    """
 
     root: Digest
     store: str
+    drift: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,15 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save the worker's shard after ``step`` updates, within an attempt, to the store at the path ``store``."""
+    """Save the worker's shard after ``step`` updates, within an attempt, to the store at the path ``store``.
+
+    ``files`` is the tree that belongs to the checkpoint: the fingerprints of its updates.
+    """
 
     attempt: str
     step: int
     store: str
+    files: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class SaveBehind:
     attempt: str
     step: int
     store: str
+    files: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)

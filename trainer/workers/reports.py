@@ -32,6 +32,7 @@ _FIELDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
             "sent_bytes": int,
             "received_bytes": int,
             "ms": float,
+            "state": dict,
         },
         "saved": {"step": int, "receipt": str, "ms": float},
         "snapshot": {"bytes": int, "ms": float},

@@ -18,15 +18,15 @@ import torch
 import torch.distributed as dist
 
 import ckptstore
-from ckptstore import Attempt, Cursor, Digest, TrainingState
+from ckptstore import Attempt, Checkpoint, Cursor, Digest, TrainingState
 from ckptstore.errors import RefusedError, UsageError
-from trainer.compute import generate, numerics, recomputation, weights
+from trainer.compute import fingerprint, generate, numerics, recomputation, weights
 from trainer.compute.config import partition
 from trainer.compute.model import Shard
 from trainer.compute.step import Step, build_optimizer
 from trainer.compute.transport import Group
 from trainer.data.tokenizer import EOS
-from trainer.errors import CursorError
+from trainer.errors import CursorError, NumericsError
 from trainer.preparation import inputs as prepared
 from trainer.preparation import prepare, staged
 from trainer.scoring.evaluation import asked_documents, make_result, recomputed_answers, scored_documents
@@ -87,6 +87,7 @@ class Session:
             owners,
             plan.recipe,
             recompute=plan.numerics.recompute,
+            dropout=plan.dropout,
             on_op=self._on_op,
         )
         self._hold: Hold | None = None
@@ -161,14 +162,16 @@ class Session:
     def _restore(self, order: Restore) -> None:
         began = time.perf_counter()
         store = ckptstore.open(self.host / order.store)
-        self._restored = store.restore(order.root, self.state, shard=self.own.index)
-        checkpoint = self._restored.checkpoint
+        checkpoint = store.checkpoint(order.root)
         if checkpoint.run != self.identity:
             raise RefusedError(
                 f"checkpoint {order.root.short}",
                 f"it is of the run {checkpoint.run}, this one was prepared as {self.identity}",
                 "restore a checkpoint of this run, or stage what that one was prepared with",
             )
+        if not order.drift:
+            self._check_binding(order.root, checkpoint)
+        self._restored = store.restore(order.root, self.state, shard=self.own.index)
         self.events.emit(
             "restored",
             root=str(order.root),
@@ -176,6 +179,16 @@ class Session:
             bytes_read=self._restored.bytes_read,
             ms=1000 * (time.perf_counter() - began),
         )
+
+    def _check_binding(self, root: Digest, checkpoint: Checkpoint) -> None:
+        """NumericsError if this process computes otherwise than the one that made the checkpoint; names all fields."""
+        found = numerics.compare(numerics.stored_binding(checkpoint.binding), self.binding)
+        if any(one.refuse for one in found):
+            raise NumericsError(
+                f"checkpoint {root.short}",
+                f"it was made with another numerical binding: {'; '.join(map(str, found))}",
+                "go on where it was made, or allow for it with --allow-numerics-drift, which the next checkpoint tells",
+            )
 
     def _arm(self) -> None:
         if self._restored is None:
@@ -187,7 +200,9 @@ class Session:
         self._hold = order.hold
         for update, batch in self.inputs.batches(order.first, order.last):
             result = self.step.run(update, batch)
-            self.events.emit("update", **result.to_plain())
+            taken = self.plan.fingerprinted(update)
+            state = fingerprint.live_state(self.shard, self.optimizer) if taken else {}
+            self.events.emit("update", **result.to_plain(), state={name: str(one) for name, one in state.items()})
             self._behind.check()
         self._hold = None
         self.events.emit("trained", first=order.first, last=order.last)
@@ -219,6 +234,7 @@ class Session:
             run=self.identity,
             binding=self.binding,
             cursors={CURSOR: Cursor("samples", samples, per_step=samples // order.step)},
+            files=order.files,
         )
         self.events.emit(
             "saved",
