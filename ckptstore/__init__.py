@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ckptstore.live.completeness import inspect_completeness as inspect_completeness
     from ckptstore.live.restore import Restored as Restored
     from ckptstore.live.restore import arm as arm
+    from ckptstore.live.snapshot import Snapshot as Snapshot
     from ckptstore.pinning import Pinned as Pinned
     from ckptstore.pinning import list_pins as list_pins
     from ckptstore.pinning import pin as pin
@@ -128,6 +129,7 @@ __all__ = [
     "Severity",
     "ShardReceipt",
     "Skipped",
+    "Snapshot",
     "Store",
     "Tie",
     "Traffic",
@@ -192,6 +194,7 @@ _LAZY = {
     "Run": "ckptstore.running.run",
     "Scrub": "ckptstore.readbacks.scrubbed",
     "Skipped": "ckptstore.running.latest",
+    "Snapshot": "ckptstore.live.snapshot",
     "TrainingState": "ckptstore.live.capture",
     "add_remote": "ckptstore.remotes",
     "arm": "ckptstore.live.restore",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckptstore.diff import Difference
     from ckptstore.live.capture import TrainingState
     from ckptstore.live.restore import Restored
+    from ckptstore.live.snapshot import Snapshot
     from ckptstore.running.run import Run
 
 CATALOGUE_VARIABLE = "CKPT_CATALOGUE"
@@ -178,7 +179,7 @@ class Store:
 
     def save_shard(
         self,
-        state: TrainingState,
+        state: TrainingState | Snapshot,
         attempt: Attempt,
         *,
         step: int,
@@ -192,7 +193,8 @@ class Store:
         """Write this worker's shard durably and publish its receipt; the commit comes later. Needs torch.
 
         Args:
-            state: the live objects that this worker owns.
+            state: the live objects that this worker owns, or a snapshot of them that was taken earlier; then ``step``
+                and ``cursors`` are those of that moment, too.
             attempt: the attempt, the same for all workers.
             step: updates done so far.
             index: this shard's number, from 0.

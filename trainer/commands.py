@@ -74,6 +74,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     lifecycle.set_defaults(name="lifecycle", command=_lifecycle)
 
+    run = commands.add_parser(
+        "run",
+        help="train a plan to its end, whatever hosts are lost on the way",
+        description="Train without a scripted step: a lost or stalled worker is noticed, a spare host takes its shard "
+        "over, the newest whole checkpoint is restored and training goes on. If this command itself is ended, the same "
+        "command goes on from where it was. Exit code 0 once the last checkpoint is committed; 5 if no spare host is "
+        "left, with everything kept.",
+    )
+    _numerics_options(run)
+    run.add_argument(
+        "--out", type=Path, default=Path("out/run"), metavar="DIR", help="folder for everything (default: %(default)s)"
+    )
+    run.add_argument(
+        "--spares", type=int, default=1, metavar="N", help="spare hosts for the whole run (default: %(default)s)"
+    )
+    run.add_argument("--every", type=int, metavar="K", help="updates between commits (default: as in the plan)")
+    run.add_argument(
+        "--operator", metavar="URL", help="the operator's store: a directory or s3://bucket/prefix (default: in DIR)"
+    )
+    run.add_argument(
+        "--stop-for-commits", action="store_true", help="train on only once a checkpoint is committed (same roots)"
+    )
+    run.set_defaults(name="run", command=_run)
+
     prepare = commands.add_parser(
         "prepare",
         help="freeze plan, inputs and sources and print the prepared identity",
@@ -210,9 +234,16 @@ def _replay_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _prepared_options(parser: argparse.ArgumentParser) -> None:
+    from trainer.preparation.plan import KILL, STOP
+
+    parser.add_argument("--mode", choices=(KILL, STOP), default=KILL, help="how the host is lost (default: kill)")
+    _numerics_options(parser)
+
+
+def _numerics_options(parser: argparse.ArgumentParser) -> None:
     from trainer.compute.dropout import MASKS
     from trainer.compute.numerics import PROFILES as KERNELS
-    from trainer.preparation.plan import COMPUTE, KILL, STOP
+    from trainer.preparation.plan import COMPUTE
     from trainer.preparation.planning import PROFILES
 
     parser.add_argument("--profile", choices=sorted(PROFILES), default="demo", help="what is trained (default: demo)")
@@ -223,7 +254,6 @@ def _prepared_options(parser: argparse.ArgumentParser) -> None:
         help="model to train in place of the profile's: a GGUF file, or a Hugging Face directory of the Llama shape "
         "(config.json, safetensors, tokenizer.json, chat template)",
     )
-    parser.add_argument("--mode", choices=(KILL, STOP), default=KILL, help="how the host is lost (default: kill)")
     parser.add_argument(
         "--compute", choices=COMPUTE, help="compute dtype (default: bfloat16 where the CPU has kernels)"
     )
@@ -256,6 +286,27 @@ def _lifecycle(options: argparse.Namespace) -> int:
         start=options.start,
     )
     run_experiment(settings, sys.stdout)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from trainer.preparation.planning import profile, with_dropout
+    from trainer.recovery.settings import RunSettings
+    from trainer.recovery.training import check_operator, run_training
+
+    settings = RunSettings(
+        out=Path(os.path.abspath(options.out)),
+        profile=with_dropout(profile(options.profile), options.dropout),
+        spares=options.spares,
+        every=options.every,
+        operator=options.operator,
+        compute=options.compute,
+        kernels=options.kernels,
+        behind=not options.stop_for_commits,
+        start=options.start,
+    )
+    check_operator(options.operator)  # before anything is made for the run
+    run_training(settings, sys.stdout)
     return 0
 
 

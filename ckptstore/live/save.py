@@ -12,7 +12,7 @@ from functools import partial
 
 from ckptstore.backends.protocol import Buffer
 from ckptstore.commits.attempts import Attempt, give_up, publish
-from ckptstore.errors import RefusedError, UsageError
+from ckptstore.errors import UsageError
 from ckptstore.format import values
 from ckptstore.format.canonical import MAX_INT
 from ckptstore.format.digest import Digest
@@ -20,6 +20,7 @@ from ckptstore.format.progress import Cursor, Progress
 from ckptstore.format.records import ShardReceipt
 from ckptstore.live.capture import Captured, TrainingState
 from ckptstore.live.preflight import check_fits, check_receipt
+from ckptstore.live.snapshot import Snapshot, check_unchanged
 from ckptstore.live.tensors import DTYPES, chunks
 from ckptstore.objects import Objects
 from ckptstore.write import Contents, Sink, TensorBytes, WrittenShard, write_contents
@@ -86,10 +87,7 @@ def write_shard(captured: Captured, index: int, count: int, sink: Sink) -> Writt
         rng=captured.rng,
     )
     written = write_contents(contents, index, count, sink)
-    changed = [source.name for source in captured.tensors if source.is_changed()]
-    if changed:
-        listed = ", ".join(changed[:10]) + (f" and {len(changed) - 10} more" if len(changed) > 10 else "")
-        raise RefusedError("live state", f"changed while it was saved: {listed}", "let no other thread train meanwhile")
+    check_unchanged(captured)
     return written
 
 
@@ -112,7 +110,7 @@ def check_place(step: int, index: int, count: int, cursors: Mapping[str, Cursor]
 
 def save_shard(
     objects: Objects,
-    state: TrainingState,
+    state: TrainingState | Snapshot,
     attempt: Attempt,
     *,
     step: int,

@@ -115,7 +115,7 @@ class StandIn:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "stops":
             os.kill(os.getpid(), signal.SIGSTOP)
-        self.say("saved", ms=1.0, receipt="")
+        self.say("saved", step=given["step"], ms=1.0, receipt="")
 
     def close(self, given: dict[str, Any]) -> None:
         self.say("closed", peak_rss=1)

@@ -199,7 +199,7 @@ def test_a_controller_that_was_stopped_itself_takes_nobody_for_lost(launch: Call
     group = launch({}, {})
     group.join()
     for shard in range(2):
-        group._heard[shard] -= 100  # as after SIGSTOP and SIGCONT, before what has arrived is read
+        group.heard[shard] -= 100  # as after SIGSTOP and SIGCONT, before what has arrived is read
     group.tell(Start())
     group.tell(Train(1, 3))
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ckptstore
-from ckptstore import Digest, ShardReceipt, Store
+from ckptstore import Attempt, Checkpoint, Digest, ShardReceipt, Store
 from ckptstore.format.canonical import Json
 from trainer.lifecycle import fingerprints
 from trainer.lifecycle.admission import drift
 from trainer.lifecycle.expect import require
 from trainer.lifecycle.replay import agreed_results
+from trainer.workers.events import Event
+from trainer.workers.fingerprints import Fingerprint
 from trainer.workers.group import LaunchedGroup
 from trainer.workers.hosts import STORE, Host
 from trainer.workers.orders import Save
@@ -92,27 +94,75 @@ def _commit(
     path: Path | None,
     binding: Json = None,
 ) -> Committed:
+    where = STORE if path is None else str(path)
+    with store.lease():  # from the tree, which nothing names yet, to the checkpoint that does
+        begun = begin_commit(group, store, name, ref, step, parent)
+        order = Save(str(begun.attempt), step, where, begun.files)
+        saved = group.tell(order, group.launch.plan.timeouts.commit)
+        return conclude(group, store, name, begun, saved, by_way_of_hosts=path is None, binding=binding)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A commit that has begun, at ``at`` seconds of the monotonic clock: its attempt, the checkpoint ``before`` it, and
+    the fingerprints of the updates in between with the tree that they are in."""
+
+    attempt: Attempt
+    before: Checkpoint | None
+    fingerprints: tuple[Fingerprint, ...]
+    files: Digest
+    at: float
+
+
+def begin_commit(group: LaunchedGroup, store: Store, name: str, ref: str, step: int, parent: Digest | None) -> Begun:
+    """Begin to commit what a group has made; arguments and errors as in :func:`commit_by_way_of_hosts`."""
     began = time.monotonic()
     agreed_results(group)
     attempt = store.begin(ref)
     require(f"root of ref {ref} in the {name} store before the commit of step {step}", parent, attempt.parent)
     before = None if parent is None else store.checkpoint(parent)
     made = fingerprints.taken(group, 1 if before is None else before.step + 1, step)
-    where = STORE if path is None else str(path)
-    with store.lease():  # from the tree, which nothing names yet, to the checkpoint that does
-        order = Save(str(attempt), step, where, fingerprints.put(store, made))
-        saved = group.tell(order, group.launch.plan.timeouts.commit)
-        receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
-        if binding is not None:
-            receipts = [replace(one, binding=binding) for one in receipts]
-        moved = push_shards(group.hosts, receipts, store, name) if path is None else ()
-        root = store.commit(attempt, receipts, deviations=drift(before, receipts[0].binding))
+    return Begun(attempt, before, made, fingerprints.put(store, made), began)
+
+
+def conclude(
+    group: LaunchedGroup,
+    store: Store,
+    name: str,
+    begun: Begun,
+    saved: Sequence[Event],
+    *,
+    by_way_of_hosts: bool = True,
+    binding: Json = None,
+) -> Committed:
+    """What comes of a commit whose shards are saved: they are moved if they have to be, committed, and read back.
+
+    Tells the group nothing, so it may do anything else meanwhile.
+
+    Args:
+        group: the group whose workers saved.
+        store, name: where the checkpoint is to be, and what that store is called.
+        begun: the commit.
+        saved: the ``saved`` event of each worker, by shard.
+        by_way_of_hosts: the workers saved to their hosts' stores, and not to ``store`` itself.
+        binding: as in :func:`commit_by_way_of_hosts`.
+
+    Raises:
+        CommitAbortedError, ConflictError, CorruptError, NotFoundError: there is no checkpoint.
+    """
+    receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
+    if binding is not None:
+        receipts = [replace(one, binding=binding) for one in receipts]
+    with store.lease():
+        fingerprints.put(store, begun.fingerprints)  # nothing named the tree so far, and it may be long since
+        moved = push_shards(group.hosts, receipts, store, name) if by_way_of_hosts else ()
+        root = store.commit(begun.attempt, receipts, deviations=drift(begun.before, receipts[0].binding))
     report = store.verify(root)
     require(f"findings in the closure of {root.short} in the {name} store", [], [str(f) for f in report.findings])
     store.add_receipt(report.receipt(store.url))
     checkpoint = store.checkpoint(root)
     return Committed(
-        step=step,
+        step=checkpoint.step,
         root=root,
         parent=checkpoint.parent,
         state_root=checkpoint.state_root,
@@ -122,7 +172,7 @@ def _commit(
         save_ms=tuple(event["ms"] for event in saved),
         verified_bytes=report.bytes_read,
         method=report.method.value,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - begun.at,
     )
 
 

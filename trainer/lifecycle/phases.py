@@ -13,24 +13,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ckptstore
-from ckptstore import Digest, Store
+from ckptstore import Digest
 from trainer.data.template import TEMPLATE
 from trainer.lifecycle import admission, replay, scored
 from trainer.lifecycle.access import Access
 from trainer.lifecycle.commits import REFERENCE, Committed, commit_by_way_of_hosts, commit_reference
 from trainer.lifecycle.drill import lose_host
 from trainer.lifecycle.expect import KEPT, NotAsPlannedError, require, unexpected
+from trainer.lifecycle.freezing import free_ref, freeze
 from trainer.lifecycle.journal import Journal
 from trainer.lifecycle.pulling import pull_on_hosts
 from trainer.lifecycle.record import GroupRecord, Record, Settings
 from trainer.lifecycle.requests import Ledger
 from trainer.lifecycle.staging import Staging, stage
 from trainer.preparation import staged
-from trainer.preparation.prepare import choose_compute, prepare
+from trainer.preparation.prepare import choose_compute
 from trainer.workers.group import LaunchedGroup, Said
 from trainer.workers.hosts import STORE, Host, clear
 from trainer.workers.launch import Launch
 from trainer.workers.orders import Arm, Evaluate, Flip, Restore, Start, Train
+from trainer.workers.traces import keep_traces
 
 REF = "lifecycle"
 _SHOWN = 8  # updates between two lines where progress is not shown in place
@@ -98,23 +100,17 @@ class Lifecycle:
         self.operator = ckptstore.open(self.access.url, create=True)
         compute = settings.compute or choose_compute(settings.kernels)
         folder = settings.out / "prepared"
-        prepared = prepare(
+        frozen = freeze(
             settings.profile,
             folder,
+            self.operator,
             compute=compute,
             kernels=settings.kernels,
             mode=settings.mode,
             start=settings.start,
         )
-        self.plan = prepared.plan
-        directories = {
-            staged.PLAN: prepared.plan_dir,
-            staged.INPUTS: prepared.inputs_dir,
-            staged.SOURCES: prepared.sources_dir,
-        }
-        self.trees = {name: self.operator.put_tree(directory) for name, directory in directories.items()}
-        identity = self.operator.put_preparation(*self.trees.values())
-        self.ref = _free_ref(self.operator)
+        self.plan, self.trees, identity = frozen.plan, frozen.trees, frozen.identity
+        self.ref = free_ref(self.operator, REF)
         kind, requests = self.access.kind, self.ledger.entries
         self.record = Record(self.plan, identity, self.trees, self.ref, self.operator.url, kind, requests)
         self.launch = Launch(self.plan, identity, settings.out)
@@ -250,11 +246,7 @@ class Lifecycle:
 
     def collect_events(self) -> None:
         """Copy what workers wrote on their hosts to the run's own folder of events."""
-        for host in self.hosts.values():
-            for source in (*host.directory.glob("events/*.jsonl"), *host.directory.glob("logs/*.stderr")):
-                target = self.settings.out / "events" / host.name / source.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(source.read_bytes())
+        keep_traces(self.hosts.values(), self.settings.out / "events")
 
     def unseal(self) -> None:
         """Give the reference's store its name back: when both roots are known, or nothing runs any more."""
@@ -380,12 +372,3 @@ class Lifecycle:
             number = event["update"]
             text = f"group {group.generation}: update {number}, loss {event['loss']:.5f}, norm {event['norm']:.5f}"
             self.journal.progress(text, keep=number % _SHOWN == 0)
-
-
-def _free_ref(store: Store) -> str:
-    """A ref that the store does not have yet, so that the first checkpoint of a run never has a parent."""
-    number, name = 1, REF
-    while store.refs.head(name) is not None:
-        number += 1
-        name = f"{REF}-{number}"
-    return name

@@ -19,6 +19,12 @@ from trainer.workers.launch import host_environment, pull_arguments
 from trainer.workers.reports import check
 
 
+class PullEndedError(BackendError):
+    """The process that pulled for a host ended without saying why: the host is in no state to be used."""
+
+    code = "pull-ended"
+
+
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """A shard that a host fetched: bytes that came, bytes that were there and were read again, how far down."""
@@ -67,6 +73,7 @@ def pull_on_hosts(
 
     Raises:
         CkptStoreError: the first failure of a host's process, as it was raised there.
+        PullEndedError: a process ended and said nothing.
         NotAsPlannedError: a write was not refused.
     """
     with ExitStack() as stack:
@@ -105,7 +112,7 @@ def _outcome(process: Process, lines: BinaryIO, shard: int) -> Pull:
     status = process.end()
     if status != 0:
         why = f"ended with {status}; its last words: {process.last_words()}"
-        raise BackendError(f"pull on {host}", why, f"error output is in {process.stderr_path}")
+        raise PullEndedError(f"pull on {host}", why, f"error output is in {process.stderr_path}")
     return Pull(tuple(pulled), operations, sent, received, refused)
 
 

@@ -104,6 +104,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             generate=16,
             token_cap=32,
             retention_margin=0.02,
+            fingerprints=4,
         ),
     }
 )

@@ -64,7 +64,8 @@ Seen = Said | Ended | Silent
 class LaunchedGroup:
     """Workers on ``hosts``, one for each shard in order; ends them all when its ``with`` block is left by an error.
 
-    To be made in a thread that outlives the workers: they end with it, so that none outlives its controller.
+    To be made in a thread that outlives the workers: they end with it, so that none outlives its controller. ``signs``
+    are the errors, ends and silences seen so far, in order, ``heard`` when each worker last gave a sign of life.
 
     Args:
         launch: what all groups are started with.
@@ -93,14 +94,16 @@ class LaunchedGroup:
         self.joined: float | None = None
         self.ended: float | None = None
         self.said: list[Said] = []
+        self.signs: list[Seen] = []
         self.endings: tuple[Ending, ...] = ()
         self._listen = listen
         self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
-        self._heard: dict[int, float] = {}
+        self.heard = dict.fromkeys(range(len(self.hosts)), self.began)
         self._suspected: dict[tuple[int, float], float] = {}  # (shard, last heard): first found silent
         self._silent: set[int] = set()
         self._over: set[int] = set()
-        self._watched = False
+        self._gone: set[int] = set()
+        self._watched = True
         self.processes: list[Process] = []
         try:
             for shard, host in enumerate(self.hosts):
@@ -130,6 +133,7 @@ class LaunchedGroup:
         while True:
             silent = self._newly_silent()
             if silent is not None:
+                self.signs.append(silent)
                 return silent
             try:
                 seen = self._seen.get(timeout=max(0.0, min(deadline - time.monotonic(), 0.05)))
@@ -139,10 +143,13 @@ class LaunchedGroup:
                 continue
             if isinstance(seen, Ended):
                 self._over.add(seen.shard)
+                self.signs.append(seen)
             elif isinstance(seen, Said):
                 if seen.event.name == HEARTBEAT:
                     continue
                 self.said.append(seen)
+                if seen.event.name == "error":
+                    self.signs.append(seen)
                 self._listen(self, seen)
             return seen
 
@@ -157,14 +164,16 @@ class LaunchedGroup:
     # -- what is told -------------------------------------------------------------------------------------------------
 
     def join(self) -> list[Event]:
-        """Let the workers find each other; returns their ``joined`` events by shard. From now on silence is noticed."""
+        """Let the workers find each other; returns their ``joined`` events by shard.
+
+        From now on silence is noticed after a few heartbeats, and until then after the timeout of the group.
+        """
         if len(self.processes) > 1:
             port = self._wait("listening", {0})[0]["port"]
             for process in self.processes[1:]:
                 process.send(orders.encode(orders.Join(port)))
         joined = self._wait(orders.DONE[orders.Join], set(range(len(self.processes))))
         self.joined = time.monotonic()
-        self._watched = True
         return [joined[shard] for shard in sorted(joined)]
 
     def tell(self, order: orders.Order, seconds: float = inf) -> list[Event]:
@@ -250,8 +259,10 @@ class LaunchedGroup:
             while (seen := self.poll(min(1.0, deadline - time.monotonic()))) is not None:
                 if seen.shard != shard and isinstance(seen, Said) and seen.event.name == "error":
                     texts.append(f"shard {seen.shard} says {seen.event['type']}: {seen.event['message']}")
+                    break
                 if seen.shard != shard and isinstance(seen, Ended):
                     texts.append(f"shard {seen.shard} was {_how(seen.status)}")
+                    break
         return "; ".join(texts)
 
     def _lost(self, shard: int, why: str, *, reported: bool = False) -> GroupLostError:
@@ -267,10 +278,13 @@ class LaunchedGroup:
         if not self._watched:
             return None
         timeouts = self.launch.plan.timeouts
+        allowed = timeouts.heartbeats_missed
+        if self.joined is None:  # whoever loads torch from a cold disk gives no sign of life meanwhile
+            allowed = max(allowed, timeouts.group // timeouts.heartbeat)
         now = time.monotonic()
-        for shard, heard in tuple(self._heard.items()):
+        for shard, heard in tuple(self.heard.items()):
             missed = int((now - heard) / timeouts.heartbeat)
-            if missed < timeouts.heartbeats_missed or shard in self._silent:
+            if missed < allowed or shard in self._silent | self._gone:
                 continue
             if now - self._suspected.setdefault((shard, heard), now) >= _SETTLING:
                 self._silent.add(shard)
@@ -282,7 +296,7 @@ class LaunchedGroup:
         with os.fdopen(process.events, "rb") as lines:
             while line := lines.readline(EVENT_LIMIT + 1):
                 now = time.monotonic()
-                self._heard[shard] = now
+                self.heard[shard] = now
                 try:
                     event = check(Event.parse(line))
                 except MalformedError as error:
@@ -293,7 +307,7 @@ class LaunchedGroup:
         now = time.monotonic()  # a killed process closes its pipe before it can be waited for
         while (status := process.poll()) is None:
             time.sleep(0.001)
-        self._heard.pop(shard, None)
+        self._gone.add(shard)
         self._seen.put(Ended(shard, now, status))
 
     def _end(self) -> tuple[Ending, ...]:

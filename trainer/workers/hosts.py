@@ -40,14 +40,18 @@ class Host:
     Args:
         area: folder of the whole run.
         name: of the host; a new folder of that name is made.
+        existing: the folder was made by an earlier controller.
+        inherited: descriptors that all processes of the host hold open as long as they live.
 
     Raises:
         RefusedError: the folder exists already.
     """
 
-    def __init__(self, area: Path, name: str) -> None:
-        self.area, self.name = area, name
+    def __init__(self, area: Path, name: str, *, existing: bool = False, inherited: tuple[int, ...] = ()) -> None:
+        self.area, self.name, self.inherited = area, name, inherited
         self.directory = area / "hosts" / name
+        if existing:
+            return
         try:
             self.directory.mkdir(parents=True)
         except FileExistsError:
@@ -113,7 +117,7 @@ class Process:
                     stdin=subprocess.PIPE,
                     stdout=stderr,
                     stderr=stderr,
-                    pass_fds=(theirs,),
+                    pass_fds=(theirs, *host.inherited),
                     start_new_session=True,
                 )
         except OSError as error:

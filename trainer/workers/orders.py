@@ -76,6 +76,17 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveBehind:
+    """As :class:`Save`, of a snapshot that is taken now: carried out when that is whole, while the shard is saved
+    behind what comes next. A ``saved`` event says when that is done; the next one of these waits for it."""
+
+    attempt: str
+    step: int
+    store: str
+    files: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Flip:
     """Sabotage: flip one bit of a first moment in the memory of the worker of ``shard``."""
 
@@ -94,10 +105,13 @@ class Close:
     """Leave the group and end."""
 
 
-Order = Join | Start | Restore | Arm | Train | Save | Flip | Evaluate | Close
+Order = Join | Start | Restore | Arm | Train | Save | SaveBehind | Flip | Evaluate | Close
 
 _KINDS: Mapping[str, type[Order]] = MappingProxyType(
-    {kind.__name__.lower(): kind for kind in (Join, Start, Restore, Arm, Train, Save, Flip, Evaluate, Close)}
+    {
+        kind.__name__.lower(): kind
+        for kind in (Join, Start, Restore, Arm, Train, Save, SaveBehind, Flip, Evaluate, Close)
+    }
 )
 
 DONE: Mapping[type[Order], str] = MappingProxyType(
@@ -108,6 +122,7 @@ DONE: Mapping[type[Order], str] = MappingProxyType(
         Arm: "armed",
         Train: "trained",
         Save: "saved",
+        SaveBehind: "snapshot",
         Flip: "flipped",
         Evaluate: "evaluated",
         Close: "closed",

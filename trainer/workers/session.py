@@ -29,9 +29,10 @@ from trainer.errors import CursorError, NumericsError
 from trainer.preparation import inputs as prepared
 from trainer.preparation import prepare, staged
 from trainer.scoring.evaluation import asked_documents, make_result, recomputed_answers, scored_documents
+from trainer.workers.behind import Behind
 from trainer.workers.events import Emitter
 from trainer.workers.exits import HOLD_EXPIRED
-from trainer.workers.orders import Arm, Evaluate, Flip, Hold, Order, Restore, Save, Start, Train
+from trainer.workers.orders import Arm, Evaluate, Flip, Hold, Order, Restore, Save, SaveBehind, Start, Train
 
 OPTIMIZER = "adamw"
 CURSOR = "data"
@@ -90,6 +91,7 @@ class Session:
         )
         self._hold: Hold | None = None
         self._restored: ckptstore.Restored | None = None
+        self._behind = Behind("save")
         held = [(name, tuple(p.shape)) for name, p in self.shard.named_parameters()]
         self.events.emit(
             "joined",
@@ -117,7 +119,9 @@ class Session:
             case Train():
                 self._train(order)
             case Save():
-                self._save(order)
+                self._write(order, self.state, time.perf_counter())
+            case SaveBehind():
+                self._save_behind(order)
             case Flip():
                 self._flip(order)
             case Evaluate():
@@ -126,7 +130,8 @@ class Session:
                 raise UsageError(f"order {type(order).__name__.lower()}", "it has no meaning after joining")
 
     def close(self) -> None:
-        """Leave the group in an orderly way."""
+        """Leave the group in an orderly way, once everything is saved."""
+        self._behind.wait()
         self.group.close()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         traffic = self.group.traffic
@@ -197,17 +202,30 @@ class Session:
             taken = self.plan.fingerprinted(update)
             state = fingerprint.live_state(self.shard, self.optimizer) if taken else {}
             self.events.emit("update", **result.to_plain(), state={name: str(one) for name, one in state.items()})
+            self._behind.check()
         self._hold = None
         self.events.emit("trained", first=order.first, last=order.last)
 
-    def _save(self, order: Save) -> None:
+    def _save_behind(self, order: SaveBehind) -> None:
+        """Copy the state, and save the copy behind what comes next. At most one copy exists at a time."""
+        self._behind.wait()
         began = time.perf_counter()
+        snapshot = ckptstore.Snapshot.of(self.state)
         self.step.check_cursors(order.step + 1)
+        ms = 1000 * (time.perf_counter() - began)
+        # Taken out of the closure as soon as it is saved, so that its memory is there for the next one.
+        held = [snapshot]
+        self._behind.do(lambda: self._write(order, held.pop(), time.perf_counter()))
+        self.events.emit("snapshot", step=order.step, bytes=snapshot.nbytes, ms=ms)
+
+    def _write(self, order: Save | SaveBehind, state: TrainingState | ckptstore.Snapshot, began: float) -> None:
+        if isinstance(order, Save):
+            self.step.check_cursors(order.step + 1)
         samples = sum(len(self.plan.update(number).documents) for number in range(1, order.step + 1))
         if samples % order.step:
             raise CursorError(f"step {order.step}", f"{samples} samples are no equal number an update")
         receipt = ckptstore.open(self.host / order.store).save_shard(
-            self.state,
+            state,
             Attempt.parse(order.attempt),
             step=order.step,
             index=self.own.index,
