@@ -16,6 +16,7 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.tensors import CHUNK
 from ckptstore.format.tree import Excluded, File, Tree, check_path
 from ckptstore.objects import Objects
+from ckptstore.outside import require_outside
 
 
 def put_tree(objects: Objects, directory: Path, exclude: Mapping[str, str] | None = None) -> Digest:
@@ -70,9 +71,11 @@ def get_tree(objects: Objects, digest: Digest, directory: Path, paths: Collectio
 
     Raises:
         NotFoundError: a path is not in the tree.
-        RefusedError: a file is there already with other bytes, or a link in the place of a folder.
+        RefusedError: a file is there already with other bytes, or a link in the place of a folder; or ``directory``
+            lies in a store.
         CorruptError, NotFoundError: an object is bad or missing; names the file.
     """
+    require_outside(directory)
     written = 0
     tree = read_tree(objects, digest)
     absent = sorted(set(paths or ()) - {file.path for file in tree.files})

@@ -48,7 +48,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "ckptstore.format.",
         "ckptstore.evidence",
         "ckptstore.evidence.",
+        "ckptstore.outside",
     ),
+    "ckptstore.outside": ("ckptstore.errors", "ckptstore.format", "ckptstore.format."),
     "ckptstore.diff.numeric": ("ckptstore.errors", "ckptstore.format", "ckptstore.format."),
 }
 

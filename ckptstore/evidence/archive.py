@@ -21,6 +21,7 @@ from ckptstore.evidence import examine, files, ustar
 from ckptstore.evidence.examine import Fault
 from ckptstore.evidence.manifest import NAME, Manifest, Member, Reference, path_problem
 from ckptstore.format.digest import Buffer, Digest
+from ckptstore.outside import require_outside
 
 Source = Buffer | Path
 
@@ -60,11 +61,12 @@ def pack(
 
     Raises:
         RefusedError: a name that cannot be a member or a reference, a source that is no regular file or that changes
-            its size while it is read, or a destination that exists.
+            its size while it is read, or a destination that exists or lies in a store.
         NotFoundError: a source, or the destination's folder, is not there.
         BackendError, NoSpaceError: the file system failed.
     """
     target = Path(destination)
+    require_outside(target)
     if os.path.lexists(target):
         raise RefusedError(f"evidence archive {target}", "exists already", "pack to another name, or remove it first")
     for path in members:
@@ -127,10 +129,12 @@ def unpack(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -> A
     ``directory``.
 
     Raises:
-        RefusedError: a target exists, or a folder on the way to one is a link or no folder.
+        RefusedError: a target exists, a folder on the way to one is a link or no folder, or ``directory`` lies in a
+            store.
         NotFoundError, MalformedError, CorruptError: as :func:`verify`.
         BackendError, NoSpaceError: the file system failed; what had been written stays, and each file in it is whole.
     """
+    require_outside(directory)
     with _opened(path) as file:
         info = _verified(file, Path(path))
         with files.Below(Path(directory)) as below:

@@ -35,6 +35,7 @@ from ckptstore.format.digest import Digest
 from ckptstore.format.page import BUFFER, WEIGHT, HyperEntry, Role, TensorEntry, ValueEntry
 from ckptstore.meter import Meter, OnProgress
 from ckptstore.objects import Objects
+from ckptstore.outside import require_outside
 
 if TYPE_CHECKING:
     from ckptstore.store import Store
@@ -67,11 +68,12 @@ def extract_checkpoint(
     is whole and durable; after an error nothing is left. ``progress`` is called with (bytes done, bytes in all).
 
     Raises:
-        RefusedError: ``directory`` is not empty, or no directory.
+        RefusedError: ``directory`` is not empty, no directory, or lies in a store.
         CorruptError, NotFoundError, MalformedError: stored bytes are bad.
         NoSpaceError, ReadOnlyError, BackendError: it could not be written.
     """
     target = Path(os.path.realpath(directory))
+    require_outside(target)
     _require_free(target)
     closure = store.closure(root, shards, files=False)
     checkpoint = closure.checkpoint

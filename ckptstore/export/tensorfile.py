@@ -25,6 +25,7 @@ from ckptstore.errors import BackendError, CorruptError, MalformedError, NotFoun
 from ckptstore.format.digest import Digest
 from ckptstore.format.tensors import CHUNK, tensor_digest
 from ckptstore.format.values import checked_nbytes
+from ckptstore.outside import require_outside
 
 DTYPES: dict[str, tuple[str, str]] = {
     "bool": ("bool", "BOOL"),
@@ -98,11 +99,13 @@ def write_tensor_file(path: Path, tensors: Sequence[NamedTensor], metadata: Mapp
     compared. Its bytes follow from the arguments alone.
 
     Raises:
-        RefusedError: a name or a dtype that such a file cannot hold (all are named), or ``path`` exists.
+        RefusedError: a name or a dtype that such a file cannot hold (all are named), or ``path`` exists or
+            lies in a store.
         NotFoundError: there is no folder for it.
         CorruptError: the file does not read back as it was written.
         NoSpaceError, ReadOnlyError, BackendError: it could not be written. Nothing is left behind.
     """
+    require_outside(path)
     _check(path, tensors)
     what = f"writing {path}"
     with storage_errors(what, path.parent):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ckptstore.chunks import ChunkSource
 from ckptstore.closure import ShardView
+from ckptstore.errors import MismatchError
 from ckptstore.format.page import TensorEntry, show_role
 from ckptstore.format.tensors import CHUNK
 from ckptstore.live.tensors import bits
@@ -37,8 +39,17 @@ def fill_tensors(objects: Objects, view: ShardView, targets: list[Target], overw
 
     Returns:
         The bytes read.
+
+    Raises:
+        MismatchError: a live tensor has elements that share memory and are stored with different bits; nothing was
+            changed.
     """
     source = ChunkSource(objects, view)
+    wrong = [t for t in targets if t.live and _overlaps(t.tensor) and not _can_hold(t.tensor, source.read_all(t.entry))]
+    if wrong:
+        listed = ", ".join(f"{show_role(target.entry.role)} {target.entry.path!r:.160}" for target in wrong)
+        why = f"elements that share memory live are stored with different values: {listed}"
+        raise MismatchError("live tensors", why, "nothing was changed; give each element memory of its own (.clone())")
 
     def load(item: tuple[int, int]) -> bytes:
         return source.read(targets[item[0]].entry, item[1])
@@ -58,6 +69,28 @@ def fill_tensors(objects: Objects, view: ShardView, targets: list[Target], overw
         if number == max(1, len(entry.chunks)) - 1:
             filler.finish()
     return read
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether elements of ``tensor`` may share memory; False only if none do."""
+    reach = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride <= reach:
+            return tensor.numel() > 1
+        reach += (size - 1) * stride
+    return False
+
+
+def _can_hold(tensor: Tensor, pieces: Iterable[bytes]) -> bool:
+    """Whether all elements that share memory in ``tensor`` have the same bits in its row-major bytes ``pieces``."""
+    width = tensor.element_size()
+    data = np.frombuffer(b"".join(pieces), dtype=np.uint8).reshape(*tensor.shape, width)
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = np.zeros((int(last) + 1) * width, dtype=np.uint8)
+    strides = (*(stride * width for stride in tensor.stride()), 1)
+    held = np.lib.stride_tricks.as_strided(memory, data.shape, strides)
+    held[...] = data
+    return bool(np.array_equal(held, data))
 
 
 class _Filler:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ckptstore
-from ckptstore import Digest
+from ckptstore import Digest, evidence
 from ckptstore.errors import CorruptError, RefusedError
 from ckptstore.format import values
 from ckptstore.format.page import HyperEntry, ValueEntry
@@ -135,3 +135,28 @@ def test_no_role_becomes_a_path(store: Store, tmp_path: Path) -> None:
     names = [path.name.casefold() for path in files if path.suffix == ".safetensors"]
     assert len(names) == len(set(names))
     assert sum("exp~2" in name or "exp." in name for name in names) >= 1
+
+
+def test_nothing_that_writes_files_writes_into_a_store(tmp_path: Path) -> None:
+    """A foreign file there would stop every collection, and be damage to a scrub."""
+    place = tmp_path / "store"
+    store = ckptstore.open(place, create=True)
+    root = commit_state(store, "main", [make_training().state()], 0)
+    source = tmp_path / "files"
+    source.mkdir()
+    (source / "a").write_text("a")
+    tree = store.put_tree(source)
+    evidence.pack({"a": b"a"}, tmp_path / "a.tar")
+    (tmp_path / "link").symlink_to(place / "objects")
+    before = sorted(place.rglob("*"))
+    for folder in (place, place / "objects", place / "new" / "deep", tmp_path / "link"):
+        for write in (
+            lambda target: ckptstore.extract_checkpoint(store, root, target),
+            lambda target: ckptstore.export_weights(store, root, target / "x.safetensors"),
+            lambda target: store.get_tree(tree, target),
+            lambda target: evidence.pack({"a": b"a"}, target / "x.tar"),
+            lambda target: evidence.unpack(tmp_path / "a.tar", target / "x"),
+        ):
+            with pytest.raises(RefusedError, match=f"it lies in the store {place}"):
+                write(folder)
+    assert sorted(place.rglob("*")) == before

@@ -280,3 +280,41 @@ def test_resuming_again_and_again_in_one_process_ends_in_the_same_root(store: St
             training.step()
             training.step()
             assert run.save(step) == straight[step // 2 - 1]
+
+
+class Viewed(nn.Module):
+    """One buffer."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.first = nn.Buffer(torch.zeros(3))
+        self.view = nn.Buffer(tensor)
+
+
+SELF_OVERLAPPING: list[Callable[[], torch.Tensor]] = [
+    lambda: torch.tensor([1.0]).expand(6),
+    lambda: torch.ones(4).as_strided((3, 2), (1, 1)),
+    lambda: torch.ones(2, dtype=torch.complex64).conj()[:, None].expand(2, 3),
+]
+
+
+@pytest.mark.parametrize("view", SELF_OVERLAPPING)
+def test_a_view_that_cannot_hold_what_is_stored_is_named_before_anything_changes(
+    store: Store, view: Callable[[], torch.Tensor]
+) -> None:
+    saved = Viewed(torch.arange(6).to(view().dtype).reshape(view().shape))
+    saved.first.fill_(7)
+    root = commit_state(store, "main", [TrainingState(model=saved)], 1)
+    live = Viewed(view())
+    with pytest.raises(MismatchError, match=r"share memory live are stored with different values: .*view"):
+        store.restore(root, TrainingState(model=live))
+    assert torch.equal(live.first, torch.zeros(3))
+    assert torch.equal(live.view, view())
+
+
+@pytest.mark.parametrize("view", SELF_OVERLAPPING)
+def test_a_view_that_overlaps_itself_takes_values_that_agree(store: Store, view: Callable[[], torch.Tensor]) -> None:
+    root = commit_state(store, "main", [TrainingState(model=Viewed(torch.full_like(view(), 5).contiguous()))], 1)
+    live = Viewed(view())
+    store.restore(root, TrainingState(model=live))
+    assert torch.equal(live.view, torch.full_like(view(), 5))
