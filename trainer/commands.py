@@ -40,6 +40,8 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from trainer.hosts.backend import KINDS
+
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Two workers, a lost host, one root.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -72,6 +74,16 @@ def _parser() -> argparse.ArgumentParser:
         help="go on where a host computes otherwise than the one that made a checkpoint; the next checkpoint tells in "
         "what, and equality is claimed no more",
     )
+    lifecycle.add_argument(
+        "--hosts",
+        choices=KINDS,
+        help="what a host is: namespaces of this machine, process groups of it, or machines that ssh reaches "
+        "(default: namespaces where this machine has them, else process groups)",
+    )
+    lifecycle.add_argument(
+        "--machines", type=Path, metavar="FILE", help="how machines are reached, for --hosts ssh (docs/launchers.md)"
+    )
+    lifecycle.add_argument("--fresh", action="store_true", help="start a new interpreter for each worker")
     lifecycle.set_defaults(name="lifecycle", command=_lifecycle)
 
     prepare = commands.add_parser(
@@ -111,6 +123,16 @@ def _parser() -> argparse.ArgumentParser:
     pull.add_argument("--pipe", type=int, required=True, metavar="FD", help="descriptor that events are written to")
     pull.add_argument("--try-to-write", action="store_true", help="find out that the operator's store refuses it")
     pull.set_defaults(name="pull", command=_pull)
+
+    agent = commands.add_parser(
+        "agent",
+        help="start and end the workers of a host (for launchers)",
+        description="Speak JSON lines with a controller over standard input and output; with the controller, all ends.",
+    )
+    agent.add_argument("--host", type=Path, required=True, metavar="DIR", help="the host's folder")
+    agent.add_argument("--heartbeat", type=float, default=1.0, metavar="SECONDS", help="between two signs of life")
+    agent.add_argument("--bare", action="store_true", help="import no torch: each worker is a new interpreter")
+    agent.set_defaults(name="agent", command=_agent)
 
     worker = commands.add_parser(
         "worker",
@@ -200,11 +222,13 @@ def _replay_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 def _prepared_options(parser: argparse.ArgumentParser) -> None:
     from trainer.compute.dropout import MASKS
     from trainer.compute.numerics import PROFILES as KERNELS
-    from trainer.preparation.plan import COMPUTE, KILL, STOP
+    from trainer.preparation.plan import COMPUTE, KILL, SILENT, STOP
     from trainer.preparation.planning import PROFILES
 
     parser.add_argument("--profile", choices=sorted(PROFILES), default="demo", help="what is trained (default: demo)")
-    parser.add_argument("--mode", choices=(KILL, STOP), default=KILL, help="how the host is lost (default: kill)")
+    parser.add_argument(
+        "--mode", choices=(KILL, STOP, SILENT), default=KILL, help="how the host is lost (default: kill)"
+    )
     parser.add_argument(
         "--compute", choices=COMPUTE, help="compute dtype (default: bfloat16 where the CPU has kernels)"
     )
@@ -234,6 +258,9 @@ def _lifecycle(options: argparse.Namespace) -> int:
         kernels=options.kernels,
         sabotage=options.sabotage,
         drift=options.allow_numerics_drift,
+        hosts=options.hosts,
+        machines=options.machines,
+        fresh=options.fresh,
     )
     run_experiment(settings, sys.stdout)
     return 0
@@ -296,6 +323,13 @@ def _pull(options: argparse.Namespace) -> int:
             try_to_write=options.try_to_write,
         )
     )
+
+
+def _agent(options: argparse.Namespace) -> NoReturn:
+    from trainer.hosts import agent
+
+    os.chdir(options.host)
+    agent.run(options.heartbeat, preload=not options.bare)
 
 
 def _worker(options: argparse.Namespace) -> NoReturn:

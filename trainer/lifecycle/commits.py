@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import ckptstore
 from ckptstore import Digest, ShardReceipt, Store
@@ -69,17 +68,21 @@ def commit_by_way_of_hosts(
         NotAsPlannedError: the workers disagree about an update, or the ref names something else.
         CommitAbortedError, ConflictError, CorruptError, GroupLostError: there is no checkpoint.
     """
-    return _commit(group, operator, OPERATOR, ref, step, parent, None, binding)
+    return _commit(group, operator, OPERATOR, ref, step, parent, STORE, binding)
 
 
-def commit_reference(
-    group: LaunchedGroup, store: Store, path: Path, ref: str, step: int, parent: Digest | None
-) -> Committed:
-    """Workers save to the reference's store, at ``path``, which all of them reach; it is committed there.
+def commit_reference(group: LaunchedGroup, store: Store, ref: str, step: int, parent: Digest | None) -> Committed:
+    """The same, to the reference's store, and by way of stores that are removed: hosts keep nothing of it.
 
     Arguments and errors as in :func:`commit_by_way_of_hosts`.
     """
-    return _commit(group, store, REFERENCE, ref, step, parent, path)
+    for host in group.hosts:
+        ckptstore.open(host.directory / REFERENCE, create=True)
+        host.publish()
+    committed = _commit(group, store, REFERENCE, ref, step, parent, REFERENCE)
+    for host in group.hosts:
+        host.remove(REFERENCE)
+    return committed
 
 
 def _commit(
@@ -89,7 +92,7 @@ def _commit(
     ref: str,
     step: int,
     parent: Digest | None,
-    path: Path | None,
+    where: str,
     binding: Json = None,
 ) -> Committed:
     began = time.monotonic()
@@ -98,14 +101,13 @@ def _commit(
     require(f"root of ref {ref} in the {name} store before the commit of step {step}", parent, attempt.parent)
     before = None if parent is None else store.checkpoint(parent)
     made = fingerprints.taken(group, 1 if before is None else before.step + 1, step)
-    where = STORE if path is None else str(path)
     with store.lease():  # from the tree, which nothing names yet, to the checkpoint that does
         order = Save(str(attempt), step, where, fingerprints.put(store, made))
         saved = group.tell(order, group.launch.plan.timeouts.commit)
         receipts = [ShardReceipt.parse(event["receipt"].encode()) for event in saved]
         if binding is not None:
             receipts = [replace(one, binding=binding) for one in receipts]
-        moved = push_shards(group.hosts, receipts, store, name) if path is None else ()
+        moved = push_shards(group.hosts, receipts, store, name, where)
         root = store.commit(attempt, receipts, deviations=drift(before, receipts[0].binding))
     report = store.verify(root)
     require(f"findings in the closure of {root.short} in the {name} store", [], [str(f) for f in report.findings])
@@ -126,11 +128,17 @@ def _commit(
     )
 
 
-def push_shards(hosts: Sequence[Host], receipts: Sequence[ShardReceipt], store: Store, name: str) -> tuple[Moved, ...]:
-    """Copy each host's shard from its store to ``store``, called ``name``, and read all of it back there."""
+def push_shards(
+    hosts: Sequence[Host], receipts: Sequence[ShardReceipt], store: Store, name: str, where: str = STORE
+) -> tuple[Moved, ...]:
+    """Copy each host's shard from its store to ``store``, called ``name``, and read all of it back there.
+
+    ``where`` is the folder of the hosts' own stores.
+    """
     moved = []
     for host, receipt in zip(hosts, receipts, strict=True):
-        done = ckptstore.push_shard(ckptstore.open(host.store), store, receipt)
+        host.collect()
+        done = ckptstore.push_shard(ckptstore.open(host.directory / where), store, receipt)
         moved.append(
             Moved(
                 receipt.index,
