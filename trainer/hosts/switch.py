@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # isolated mode does not look th
 
 import inside  # type: ignore[import-not-found]
 
-ADDRESS, PREFIX = "10.77.0.1", 24
+ADDRESS, PREFIX, MAC = "10.77.0.1", 24, "02:63:6b:70:74:01"
 PACKET = 2**17  # bytes
 
 
@@ -35,7 +35,9 @@ class Switch:
     def build(self) -> None:
         """The bridge, with the controller's address on it."""
         inside.ip("link", "set", "lo", "up")
-        inside.ip("link", "add", "br0", "type", "bridge")
+        # Without an address of its own it would take that of one of its links, and another's when that one is lost:
+        # what hosts then send to the controller would be lost, too, until they ask again for the way.
+        inside.ip("link", "add", "br0", "address", MAC, "type", "bridge")
         inside.ip("address", "add", f"{ADDRESS}/{PREFIX}", "dev", "br0")
         inside.ip("link", "set", "br0", "up")
 
