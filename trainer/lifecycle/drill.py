@@ -127,6 +127,7 @@ def _completed(group: LaunchedGroup, lost: int) -> tuple[int, ...]:
     for shard, host in enumerate(group.hosts):
         numbers = set(group.updates(shard))
         if shard != lost:
+            host.collect()
             kept = events.read(events_path(host.directory, group.generation, shard))
             numbers |= {event["update"] for event in kept if event.name == "update"}
         found.append(max(numbers, default=0))

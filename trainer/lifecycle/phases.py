@@ -187,6 +187,7 @@ class Lifecycle:
             )
         self._stage(spare, shard, attempt=2)
         ckptstore.open(spare.store, create=True)
+        spare.publish()
         self.members[shard] = spare
         self._pull([self.record.root(early).root], try_to_write=(spare,) if self.access.read_only else ())
 
@@ -257,6 +258,7 @@ class Lifecycle:
     def collect_events(self) -> None:
         """Copy what workers wrote on their hosts to the run's own folder of events."""
         for host in self.hosts.values():
+            host.collect()
             for source in (*host.directory.glob("events/*.jsonl"), *host.directory.glob("logs/*.stderr")):
                 target = self.settings.out / "events" / host.name / source.name
                 target.parent.mkdir(parents=True, exist_ok=True)
