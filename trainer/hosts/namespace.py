@@ -133,24 +133,27 @@ class NamespaceHost(AgentHost):
         with suppress(OSError):  # who is gone already is found out by the agent's silence
             line.sendall(json.dumps(begin).encode() + b"\n")
         reading, writing = line.makefile("rb"), line.makefile("wb")
-        return Connection(reading, writing, self.name, self._say_no_more, self._hang_up)
+
+        def say_no_more() -> None:
+            writing.close()
+            line.shutdown(socket.SHUT_WR)
+
+        return Connection(reading, writing, self.name, say_no_more, self._hang_up)
 
     def lose(self) -> None:
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._init, signal.SIGKILL)
+            if self._init >= 0:
+                signal.pidfd_send_signal(self._init, signal.SIGKILL)
 
     def cut(self) -> None:
         """Take its link down: from now on nothing comes from it, not even that it has ended."""
         self._network.cut(self._number)
 
     def dead(self) -> bool:
-        return bool(select.select([self._init], [], [], 0)[0])
+        return self._init < 0 or bool(select.select([self._init], [], [], 0)[0])
 
     def swept(self, pid: int) -> bool:
         return self.dead()
-
-    def _say_no_more(self) -> None:
-        self._call.connection.shutdown(socket.SHUT_WR)
 
     def _hang_up(self) -> None:
         with suppress(OSError):
@@ -158,7 +161,7 @@ class NamespaceHost(AgentHost):
 
     def _shut(self) -> Shut:
         if self._connection is None:
-            self._call.connection.close()
+            self._hang_up()
         deadline = time.monotonic() + _PATIENCE
         while not self.dead() and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -168,8 +171,12 @@ class NamespaceHost(AgentHost):
         names, link = tuple(self._call.namespaces.values()), f"v{self._number}"
         while (not self.dead() or self._left(names, link)) and time.monotonic() < deadline:
             time.sleep(0.01)  # the kernel takes a namespace apart after its last process
-        used, linked = in_use(names), link in self._network.links()
-        return Shut(self.name, self._call.pid, names, link, self.dead(), not used, not linked)
+        used, linked, gone = in_use(names), link in self._network.links(), self.dead()
+        self._call.connection.close()
+        if gone and self._init >= 0:
+            os.close(self._init)
+            self._init = -1
+        return Shut(self.name, self._call.pid, names, link, gone, not used, not linked)
 
     def _left(self, names: Sequence[str], link: str) -> bool:
         return bool(in_use(names)) or link in self._network.links()
