@@ -99,6 +99,28 @@ def _parser() -> argparse.ArgumentParser:
     _repartition_parser(commands)
     _replay_parser(commands)
 
+    orders = commands.add_parser(
+        "orders",
+        help="write the orders of workers that another launcher starts",
+        description="Begin a leg of a prepared run, from the head of a ref to a commit, write the workers' orders "
+        "beside the plan, and print what a shell needs to run it with torchrun.",
+    )
+    orders.add_argument("folder", type=Path, metavar="DIR", help="the prepared folder, which all workers see")
+    orders.add_argument("--last", type=int, metavar="N", help="last update (default: the plan's next commit)")
+    orders.add_argument("--ref", default="main", metavar="NAME", help="ref in DIR/store (default: %(default)s)")
+    orders.set_defaults(name="orders", command=_orders)
+
+    commit = commands.add_parser(
+        "commit",
+        help="commit what workers of another launcher have saved",
+        description="Join the shards of the leg that was begun last, and print the root.",
+    )
+    commit.add_argument("folder", type=Path, metavar="DIR", help="the prepared folder")
+    commit.add_argument(
+        "--deadline", type=float, default=60.0, metavar="SECONDS", help="to wait for shards (default: 60)"
+    )
+    commit.set_defaults(name="commit", command=_commit)
+
     server = commands.add_parser(
         "s3server",
         help="start the S3 server that a run left behind",
@@ -297,6 +319,24 @@ def _replay(options: argparse.Namespace) -> int:
 
     out = None if options.out is None else fresh_folder(options.out)
     return replay(options.begin, options.end, options.store, out, sys.stdout, anyway=options.anyway)
+
+
+def _orders(options: argparse.Namespace) -> int:
+    from trainer.preparation import leg
+
+    begun = leg.begin(options.folder, options.last, options.ref)
+    origin = "the starting weights" if begun.root is None else str(begun.root)
+    print(f"# updates {begun.first} to {begun.last} from {origin}")
+    for line in begun.shell():
+        print(line)
+    return 0
+
+
+def _commit(options: argparse.Namespace) -> int:
+    from trainer.preparation import leg
+
+    print(leg.commit(options.folder, deadline=options.deadline))
+    return 0
 
 
 def _s3server(options: argparse.Namespace) -> int:
