@@ -13,6 +13,7 @@ import pytest
 
 import ckptstore
 from ckptstore.errors import CommitAbortedError, NotFoundError, RefusedError, UsageError
+from tests.trainer.attack import Attack
 from tests.trainer.small import small_profile
 from trainer.preparation import leg, prepare
 from trainer.workers import orders
