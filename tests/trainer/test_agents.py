@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ckptstore.errors import BackendError, CkptStoreError, MalformedError, UsageError
 from trainer.hosts import protocol
+from trainer.hosts.agenthost import AgentHost
 from trainer.hosts.connection import AgentProcess
 from trainer.hosts.process import ProcessHost, ProcessHosts
 from trainer.hosts.protocol import Exited, Gone, Heartbeat, Launch, Launched, Line, Ready, Refused, Send, Signal
@@ -50,7 +51,7 @@ def host(tmp_path: Path) -> Iterator[ProcessHost]:
 class Started:
     """A process that was started on a host, and what it says."""
 
-    def __init__(self, host: ProcessHost, script: str, *, name: str = "process", folder: Path | None = None) -> None:
+    def __init__(self, host: AgentHost, script: str, *, name: str = "process", folder: Path | None = None) -> None:
         self.process = host.launch(name, ["-c", script, "{pipe}"], ENVIRONMENT, folder)
         self.lines = os.fdopen(self.process.events, "rb")
 

@@ -38,6 +38,7 @@ def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
         journal.say(f"everything is below {settings.out}")
         with ExitStack() as stack:
             backend = _hosts(settings, journal, stack)
+            stack.callback(lifecycle.abandon)  # before what hosts have in common goes
             access = _reach(settings, journal, stack, backend)
             record = lifecycle.run(access, backend)
             if settings.sabotage:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import ckptstore
 from ckptstore import Digest, Store
+from ckptstore.errors import CkptStoreError
 from trainer.data.tokenizer import TEMPLATE
 from trainer.hosts.backend import Backend
 from trainer.lifecycle import admission, replay, scored
@@ -30,7 +31,7 @@ from trainer.lifecycle.staging import Staging, stage
 from trainer.preparation import staged
 from trainer.preparation.prepare import choose_compute, prepare
 from trainer.workers.group import LaunchedGroup, Said
-from trainer.workers.hosts import STORE, Host, clear
+from trainer.workers.hosts import STORE, Host, Shut, clear
 from trainer.workers.launch import Launch, agent_environment
 from trainer.workers.orders import Arm, Evaluate, Flip, Restore, Start, Train
 
@@ -46,6 +47,7 @@ class Lifecycle:
         self.hosts: dict[str, Host] = {}
         self.members: list[Host] = []
         self.ledger = Ledger()
+        self._shuts: list[Shut] = []
         self._generation = self._pulls = 0
         self._sealed: Path | None = None
         self._mode = 0o755
@@ -240,7 +242,7 @@ class Lifecycle:
         require("processes that are left", [], [one.pid for one in self.record.endings if not one.gone])
         for host in self.members:
             self._shut(host)
-        self.record.shut += self.backend.close()
+        self.record.shut = [*self._shuts, *self.backend.close()]
         require("hosts that are left", [], [one.host for one in self.record.shut if not one.gone])
         self.collect_events()
         for host in self.hosts.values():
@@ -263,6 +265,15 @@ class Lifecycle:
                 target = self.settings.out / "events" / host.name / source.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(source.read_bytes())
+
+    def abandon(self) -> None:
+        """End what still runs on hosts, at once: of a run that ended well, nothing does."""
+        over = {one.host for one in self._shuts}
+        for host in self.hosts.values():
+            if host.name not in over:
+                with suppress(CkptStoreError):  # nothing may hide why the run failed
+                    host.lose()
+                    host.shut()
 
     def unseal(self) -> None:
         """Give the reference's store its name back: when both roots are known, or nothing runs any more."""
@@ -320,7 +331,7 @@ class Lifecycle:
 
     def _shut(self, host: Host) -> None:
         """End all that a host is but for its folder, and keep the receipt."""
-        self.record.shut.append(host.shut())
+        self._shuts.append(host.shut())
 
     def _group(self, purpose: str) -> LaunchedGroup:
         self._generation += 1
