@@ -116,9 +116,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Join the shards of the leg that was begun last, and print the root.",
     )
     commit.add_argument("folder", type=Path, metavar="DIR", help="the prepared folder")
-    commit.add_argument(
-        "--deadline", type=float, default=60.0, metavar="SECONDS", help="to wait for shards (default: 60)"
-    )
     commit.set_defaults(name="commit", command=_commit)
 
     server = commands.add_parser(
@@ -322,7 +319,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _orders(options: argparse.Namespace) -> int:
-    from trainer.preparation import leg
+    from trainer.lifecycle import leg
 
     begun = leg.begin(options.folder, options.last, options.ref)
     origin = "the starting weights" if begun.root is None else str(begun.root)
@@ -333,9 +330,9 @@ def _orders(options: argparse.Namespace) -> int:
 
 
 def _commit(options: argparse.Namespace) -> int:
-    from trainer.preparation import leg
+    from trainer.lifecycle import leg
 
-    print(leg.commit(options.folder, deadline=options.deadline))
+    print(leg.commit(options.folder))
     return 0
 
 

@@ -15,7 +15,8 @@ import ckptstore
 from ckptstore.errors import CommitAbortedError, NotFoundError, RefusedError, UsageError
 from tests.trainer.attack import Attack
 from tests.trainer.small import small_profile
-from trainer.preparation import leg, prepare
+from trainer.lifecycle import leg
+from trainer.preparation import prepare
 from trainer.workers import orders
 from trainer.workers.orders import Arm, Close, Restore, Save, Start, Train
 
@@ -47,8 +48,8 @@ def test_the_first_leg_begins_with_the_starting_weights_and_ends_with_a_commit(f
 
 def test_a_leg_without_its_shards_is_no_checkpoint(folder: Path) -> None:
     leg.begin(folder, None, "main")
-    with pytest.raises(CommitAbortedError):
-        leg.commit(folder, deadline=0.1)
+    with pytest.raises(CommitAbortedError, match="the worker of shard 0 has not saved"):
+        leg.commit(folder)
     assert ckptstore.open(folder / "store").head("main") is None
 
 
@@ -65,7 +66,8 @@ def test_a_folder_that_was_not_prepared_and_a_leg_to_nowhere_are_refused(folder:
 @pytest.mark.deep
 def test_torchrun_ends_in_the_roots_of_a_run_that_it_did_not_launch(folder: Path, tmp_path: Path) -> None:
     """Two legs by what the command prints; the second restores what the first has saved."""
-    attack = Attack(tmp_path / "lifecycle")
+    code, out, errors = (attack := Attack(tmp_path / "lifecycle")).end()
+    assert (code, errors) == (0, ""), out
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = []
     for resumes in (False, True):
@@ -89,8 +91,6 @@ def test_torchrun_ends_in_the_roots_of_a_run_that_it_did_not_launch(folder: Path
     assert head is not None
     assert [str(root) for root, _ in store.history(head)] == found[::-1]
     assert store.verify(head).findings == ()
-    code, out, errors = attack.end()
-    assert (code, errors) == (0, ""), out
     roots = json.loads((attack.out / "report.json").read_text())["roots"]
     assert found == [roots["2"]["root"], roots["4"]["reference"]]
 

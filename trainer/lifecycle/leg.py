@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ckptstore
-from ckptstore import Attempt, Digest
-from ckptstore.errors import NotFoundError, UsageError
+from ckptstore import Attempt, Digest, ShardReceipt
+from ckptstore.errors import CommitAbortedError, MalformedError, NotFoundError, UsageError
 from trainer.compute.numerics import env_for
+from trainer.lifecycle import fingerprints
+from trainer.lifecycle.admission import drift
+from trainer.lifecycle.expect import require, unexpected
+from trainer.lifecycle.replay import first_difference
 from trainer.preparation.plan import Plan
 from trainer.preparation.prepare import read_plan
 from trainer.preparation.staged import INPUTS, PLAN, SOURCES
-from trainer.workers import orders
+from trainer.workers import events, orders
+from trainer.workers.events import Event
+from trainer.workers.fingerprints import make, state_of
 from trainer.workers.hosts import STORE
 from trainer.workers.orders import Arm, Close, Restore, Save, Start, Train
+from trainer.workers.reports import check, update_result
+from trainer.workers.worker import events_path
 
 ORDERS = "orders.jsonl"
 
@@ -85,22 +94,61 @@ def begin(folder: Path, last: int | None, ref: str) -> Leg:
     return Leg(folder, plan, identity, root, done + 1, last)
 
 
-def commit(folder: Path, *, deadline: float = 60.0) -> Digest:
-    """Commit what the workers of a leg have saved; returns the root.
+def commit(folder: Path) -> Digest:
+    """Commit what the workers of a leg have saved, with the fingerprints of its updates; returns the root.
 
     Args:
         folder: as for :func:`begin`.
-        deadline: seconds to wait for shards that are not there yet.
 
     Raises:
         NotFoundError: no leg was begun there.
+        NotAsPlannedError: the workers disagree about an update.
         CommitAbortedError, ConflictError: there is no checkpoint; says why.
     """
     try:
         lines = (folder / ORDERS).read_bytes().splitlines()
     except FileNotFoundError:
         raise NotFoundError(f"{folder / ORDERS}", "no leg was begun here", "python -m trainer orders") from None
-    (save,) = (order for order in map(orders.parse, lines) if isinstance(order, Save))
-    store = ckptstore.open(folder / STORE)
+    found = {type(order): order for order in map(orders.parse, lines)}
+    train, save = found.get(Train), found.get(Save)
+    if not (isinstance(train, Train) and isinstance(save, Save)):
+        raise MalformedError(f"{folder / ORDERS}", "they are not those of a leg", "begin one")
+    store, attempt = ckptstore.open(folder / STORE), Attempt.parse(save.attempt)
     count = len(read_plan(folder / PLAN).owners)
-    return store.commit(Attempt.parse(save.attempt), count=count, deadline=deadline)
+    told = [_told(folder, shard, attempt) for shard in range(count)]
+    results = [{number: update_result(event) for number, event in one.updates.items()} for one in told]
+    for shard, other in enumerate(results[1:], 1):
+        if (difference := first_difference(results[0], other)) is not None:
+            raise unexpected(f"losses and norms of shard {shard}", "those of shard 0", difference)
+    updates = range(train.first, train.last + 1)
+    require("updates of the leg", list(updates), sorted(results[0]))
+    made = [make(results[0][number], [state_of(one.updates[number]) for one in told]) for number in updates]
+    parent = None if attempt.parent is None else store.checkpoint(attempt.parent)
+    with store.lease():  # from the tree, which nothing names yet, to the checkpoint that does
+        files = fingerprints.put(store, made)
+        receipts = [replace(one.receipt, files=files) for one in told]
+        return store.commit(attempt, receipts, deviations=drift(parent, receipts[0].binding))
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    receipt: ShardReceipt
+    updates: Mapping[int, Event]
+
+
+def _told(folder: Path, shard: int, attempt: Attempt) -> _Told:
+    """What a worker told of the leg that ended with ``attempt``: its file has those of earlier ones, too."""
+    updates: dict[int, Event] = {}
+    path = events_path(folder, 0, shard)
+    for event in map(check, events.read(path) if path.exists() else ()):
+        if event.name == "joined":
+            updates = {}
+        elif event.name == "update":
+            updates[event["update"]] = event
+        elif event.name == "saved":
+            receipt = ShardReceipt.parse(event["receipt"].encode())
+            if receipt.attempt == attempt.nonce:
+                return _Told(receipt, updates)
+    raise CommitAbortedError(
+        f"leg of {folder}", f"the worker of shard {shard} has not saved", "run it, or begin it again"
+    )
