@@ -40,6 +40,8 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from trainer.hosts.backend import KINDS
+
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Two workers, a lost host, one root.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -72,6 +74,16 @@ def _parser() -> argparse.ArgumentParser:
         help="go on where a host computes otherwise than the one that made a checkpoint; the next checkpoint tells in "
         "what, and equality is claimed no more",
     )
+    lifecycle.add_argument(
+        "--hosts",
+        choices=KINDS,
+        help="what a host is: namespaces of this machine, process groups of it, or machines that ssh reaches "
+        "(default: namespaces where this machine has them, else process groups)",
+    )
+    lifecycle.add_argument(
+        "--machines", type=Path, metavar="FILE", help="how machines are reached, for --hosts ssh (docs/launchers.md)"
+    )
+    lifecycle.add_argument("--fresh", action="store_true", help="start a new interpreter for each worker")
     lifecycle.set_defaults(name="lifecycle", command=_lifecycle)
 
     run = commands.add_parser(
@@ -123,6 +135,25 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--shard", type=int, metavar="N", help="write the part of this shard and nothing else")
     export.set_defaults(name="export", command=_export)
 
+    orders = commands.add_parser(
+        "orders",
+        help="write the orders of workers that another launcher starts",
+        description="Begin a leg of a prepared run, from the head of a ref to a commit, write the workers' orders "
+        "beside the plan, and print what a shell needs to run it with torchrun.",
+    )
+    orders.add_argument("folder", type=Path, metavar="DIR", help="the prepared folder, which all workers see")
+    orders.add_argument("--last", type=int, metavar="N", help="last update (default: the plan's next commit)")
+    orders.add_argument("--ref", default="main", metavar="NAME", help="ref in DIR/store (default: %(default)s)")
+    orders.set_defaults(name="orders", command=_orders)
+
+    commit = commands.add_parser(
+        "commit",
+        help="commit what workers of another launcher have saved",
+        description="Join the shards of the leg that was begun last, and print the root.",
+    )
+    commit.add_argument("folder", type=Path, metavar="DIR", help="the prepared folder")
+    commit.set_defaults(name="commit", command=_commit)
+
     server = commands.add_parser(
         "s3server",
         help="start the S3 server that a run left behind",
@@ -147,6 +178,16 @@ def _parser() -> argparse.ArgumentParser:
     pull.add_argument("--pipe", type=int, required=True, metavar="FD", help="descriptor that events are written to")
     pull.add_argument("--try-to-write", action="store_true", help="find out that the operator's store refuses it")
     pull.set_defaults(name="pull", command=_pull)
+
+    agent = commands.add_parser(
+        "agent",
+        help="start and end the workers of a host (for launchers)",
+        description="Speak JSON lines with a controller over standard input and output; with the controller, all ends.",
+    )
+    agent.add_argument("--host", type=Path, required=True, metavar="DIR", help="the host's folder")
+    agent.add_argument("--heartbeat", type=float, default=1.0, metavar="SECONDS", help="between two signs of life")
+    agent.add_argument("--bare", action="store_true", help="import no torch: each worker is a new interpreter")
+    agent.set_defaults(name="agent", command=_agent)
 
     worker = commands.add_parser(
         "worker",
@@ -234,9 +275,11 @@ def _replay_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _prepared_options(parser: argparse.ArgumentParser) -> None:
-    from trainer.preparation.plan import KILL, STOP
+    from trainer.preparation.plan import KILL, SILENT, STOP
 
-    parser.add_argument("--mode", choices=(KILL, STOP), default=KILL, help="how the host is lost (default: kill)")
+    parser.add_argument(
+        "--mode", choices=(KILL, STOP, SILENT), default=KILL, help="how the host is lost (default: kill)"
+    )
     _numerics_options(parser)
 
 
@@ -284,6 +327,9 @@ def _lifecycle(options: argparse.Namespace) -> int:
         sabotage=options.sabotage,
         drift=options.allow_numerics_drift,
         start=options.start,
+        hosts=options.hosts,
+        machines=options.machines,
+        fresh=options.fresh,
     )
     run_experiment(settings, sys.stdout)
     return 0
@@ -366,6 +412,24 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _orders(options: argparse.Namespace) -> int:
+    from trainer.lifecycle import leg
+
+    begun = leg.begin(options.folder, options.last, options.ref)
+    origin = "the starting weights" if begun.root is None else str(begun.root)
+    print(f"# updates {begun.first} to {begun.last} from {origin}")
+    for line in begun.shell():
+        print(line)
+    return 0
+
+
+def _commit(options: argparse.Namespace) -> int:
+    from trainer.lifecycle import leg
+
+    print(leg.commit(options.folder))
+    return 0
+
+
 def _s3server(options: argparse.Namespace) -> int:
     from trainer.lifecycle.s3folder import serve
 
@@ -390,6 +454,13 @@ def _pull(options: argparse.Namespace) -> int:
             try_to_write=options.try_to_write,
         )
     )
+
+
+def _agent(options: argparse.Namespace) -> NoReturn:
+    from trainer.hosts import agent
+
+    os.chdir(options.host)
+    agent.run(options.heartbeat, preload=not options.bare)
 
 
 def _worker(options: argparse.Namespace) -> NoReturn:

@@ -17,12 +17,15 @@ SMALL = Path(__file__).with_name("small.py")
 
 
 class Attack:
-    """A small run in a folder, as its attacker sees it."""
+    """A small run in a folder, as its attacker sees it, on hosts whose processes are those of this machine."""
 
-    def __init__(self, out: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, out: Path, *arguments: str, hosts: str = "process", environment: Mapping[str, str] | None = None
+    ) -> None:
         self.out = out
+        given = ["--out", str(out), "--compute", "float32", "--hosts", hosts, *arguments]
         self.controller = subprocess.Popen(
-            [sys.executable, str(SMALL), "lifecycle", "--out", str(out), "--compute", "float32", *arguments],
+            [sys.executable, str(SMALL), "lifecycle", *given],
             env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -41,8 +44,8 @@ class Attack:
         raise AssertionError(f"no {name} in {path}: {self.controller.communicate(timeout=1)}")
 
     def workers(self) -> list[str]:
-        """Command lines of the run's workers that there are."""
-        return [text for text in _command_lines() if f"worker --host {self.out}/" in text]
+        """Command lines of the run's agents and workers that there are; a worker may have its agent's."""
+        return [text for text in _command_lines() if f" --host {self.out}/" in text]
 
     def processes(self) -> list[str]:
         """Command lines of all processes that name the run's folder, its S3 server among them."""

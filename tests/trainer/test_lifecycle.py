@@ -402,7 +402,7 @@ def test_one_flipped_bit_is_found_with_its_update_and_its_tensor(tmp_path: Path)
 def test_no_worker_outlives_its_controller(tmp_path: Path, number: signal.Signals, code: int) -> None:
     out = tmp_path / "run"
     controller = subprocess.Popen(
-        command(out, "--compute", "float32"),
+        command(out, "--compute", "float32", "--hosts", "process"),
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -416,7 +416,7 @@ def test_no_worker_outlives_its_controller(tmp_path: Path, number: signal.Signal
             if path.exists() and any(event.name == "update" for event in events.read(path)):
                 break
         time.sleep(0.05)
-    assert len(processes_below(out)) == 3
+    assert len(processes_below(out)) == 5  # an agent and a worker on each of two hosts
     controller.send_signal(number)
     stdout, stderr = controller.communicate(timeout=60)
     assert controller.returncode == code, (stdout, stderr)

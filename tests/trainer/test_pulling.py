@@ -68,8 +68,8 @@ def test_hosts_pull_their_own_shards_from_a_directory_of_the_run(area: Path) -> 
     hosts = [(new_host(area, number), number) for number in range(2)]
     access = Access(DIRECTORY, str(area / "operator"), operator.url, host_allow=(area / "operator",))
     with nothing_left(area):
-        done = pull_on_hosts(area, access, hosts, [root], "pull-1")
-        again = pull_on_hosts(area, access, hosts, [root], "pull-2")
+        done = pull_on_hosts(access, hosts, [root], "pull-1")
+        again = pull_on_hosts(access, hosts, [root], "pull-2")
     for (host, shard), first, second in zip(hosts, done, again, strict=True):
         (one,), (other,) = first.pulled, second.pulled
         closure = operator.closure(root, [shard], files=False)
@@ -90,7 +90,7 @@ def test_a_directory_that_a_host_was_not_given_is_out_of_its_reach(area: Path) -
         nothing_left(area),
         pytest.raises(ckptstore.CkptStoreError, match="belongs to the run, but to another host"),
     ):
-        pull_on_hosts(area, access, [(new_host(area, 0), 0)], [root], "pull-1")
+        pull_on_hosts(access, [(new_host(area, 0), 0)], [root], "pull-1")
 
 
 def test_a_host_needs_no_right_to_write_and_has_none(area: Path, s3: shared.SharedServer) -> None:
@@ -101,7 +101,7 @@ def test_a_host_needs_no_right_to_write_and_has_none(area: Path, s3: shared.Shar
     hosts = [(new_host(area, number), number) for number in range(2)]
     before = {stat.key for stat in operator.backend.list("")}
     with nothing_left(area):
-        untried, tried = pull_on_hosts(area, access, hosts, [root], "pull-1", try_to_write=[hosts[1][0]])
+        untried, tried = pull_on_hosts(access, hosts, [root], "pull-1", try_to_write=[hosts[1][0]])
     assert {stat.key for stat in operator.backend.list("")} == before
     assert (untried.refused_write, tried.refused_write) == ("", "ReadOnlyError: writing key leases")
     assert "PutObject" not in untried.operations
@@ -119,14 +119,14 @@ def test_that_a_write_was_not_refused_fails_the_run(area: Path, s3: shared.Share
     access = Access(BUCKET, operator.url, operator.url, host_environment=writing)
     host = new_host(area, 0)
     with nothing_left(area), pytest.raises(NotAsPlannedError, match="host-0 to the operator's store: expected refused"):
-        pull_on_hosts(area, access, [(host, 0)], [root], "pull-1", try_to_write=[host])
+        pull_on_hosts(access, [(host, 0)], [root], "pull-1", try_to_write=[host])
 
 
 def test_without_credentials_a_host_gets_nothing(area: Path, s3: shared.SharedServer) -> None:
     operator = ckptstore.open(s3.url(**s3.url_options), create=True)
     root = commit_two_shards(operator)
     with nothing_left(area), pytest.raises(ckptstore.CkptStoreError, match="boto3 finds no credentials"):
-        pull_on_hosts(area, Access(BUCKET, operator.url, operator.url), [(new_host(area, 0), 0)], [root], "pull-1")
+        pull_on_hosts(Access(BUCKET, operator.url, operator.url), [(new_host(area, 0), 0)], [root], "pull-1")
 
 
 def test_what_fails_on_a_host_fails_in_the_controller_as_it_was_raised(area: Path) -> None:
@@ -135,13 +135,13 @@ def test_what_fails_on_a_host_fails_in_the_controller_as_it_was_raised(area: Pat
     access = Access(DIRECTORY, str(area / "operator"), operator.url, host_allow=(area / "operator",))
     hosts = [(new_host(area, number), number) for number in range(2)]
     with nothing_left(area), pytest.raises(NotFoundError, match="checkpoint"):
-        pull_on_hosts(area, access, hosts, [Digest.of(b"nowhere")], "pull-1")
+        pull_on_hosts(access, hosts, [Digest.of(b"nowhere")], "pull-1")
     need = max(operator.closure(root, [1]).objects.values(), key=lambda one: one.length)
     path = area / "operator" / object_key(need.digest)
     path.chmod(0o644)
     path.write_bytes(bytes(need.length))
     with nothing_left(area), pytest.raises(CorruptError, match=need.digest.short):
-        pull_on_hosts(area, access, hosts, [root], "pull-2")
+        pull_on_hosts(access, hosts, [root], "pull-2")
     assert [event.name for event in events.read(hosts[1][0].directory / "events" / "pull-2.jsonl")] == ["failed"]
 
 
@@ -154,4 +154,4 @@ def test_a_host_whose_process_cannot_even_start_is_named_with_its_last_words(are
     (host.directory / "sources" / "trainer" / "__init__.py").write_text("raise RuntimeError('no such luck')\n")
     access = Access(DIRECTORY, str(area / "operator"), operator.url, host_allow=(area / "operator",))
     with pytest.raises(ckptstore.CkptStoreError, match=r"pull on host-0: ended with 1.*no such luck"):
-        pull_on_hosts(area, access, [(host, 0)], [root], "pull-1")
+        pull_on_hosts(access, [(host, 0)], [root], "pull-1")

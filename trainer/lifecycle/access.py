@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import ckptstore
 from ckptstore.errors import UsageError
 from trainer.lifecycle import s3folder
+from trainer.lifecycle.ports import LOOPBACK
 from trainer.lifecycle.s3server import S3Server, installed
 from trainer.workers.launch import NO_CREDENTIALS
 
@@ -60,20 +61,29 @@ def check(operator: str | None) -> None:
         ckptstore.open(operator, create=True)
 
 
+def same_address(address: str, port: int) -> tuple[str, int]:
+    """Where a host reaches a server that shares its machine and its network."""
+    return address, port
+
+
 @contextmanager
-def reach(operator: str | None, out: Path, command: str) -> Iterator[Access]:
+def reach(
+    operator: str | None, out: Path, command: str, reachable: Callable[[str, int], tuple[str, int]] = same_address
+) -> Iterator[Access]:
     """Access to the operator's store while the block lasts, and to its server if the run has one of its own.
 
     Args:
         operator: as in :class:`trainer.lifecycle.record.Settings`.
         out: folder of the run.
         command: how a shell calls the trainer, for ``again``.
+        reachable: where hosts reach a server of this machine, as :meth:`trainer.hosts.backend.Backend.reachable` says.
 
     Raises:
         BackendError: the server does not start.
+        UsageError: hosts cannot reach it.
     """
     if operator == S3:
-        with _own_server(server_folder(out), command) as access:
+        with _own_server(server_folder(out), command, reachable) as access:
             yield access
         return
     url = str(out / "operator") if operator is None else operator
@@ -92,17 +102,23 @@ def server_folder(out: Path) -> Path:
 
 
 @contextmanager
-def _own_server(folder: Path, command: str) -> Iterator[Access]:
+def _own_server(folder: Path, command: str, reachable: Callable[[str, int], tuple[str, int]]) -> Iterator[Access]:
     with S3Server(folder) as server:
         server.create_bucket(s3folder.BUCKET)
         s3folder.keep(server)
         # boto3 finds keys by this process's variables, and by no others.
         with _variables(s3folder.environment(folder)):
+            address, port = reachable(LOOPBACK, server.port)
+            endpoint = f"http://{address}:{port}"
             yield Access(
                 SERVER,
                 s3folder.store_url(server),
-                s3folder.store_url(server, profile=None),
-                host_environment={**NO_CREDENTIALS, **server.read_only_environment()},
+                s3folder.store_url(server, profile=None, endpoint=endpoint),
+                host_environment={
+                    **NO_CREDENTIALS,
+                    **server.reader.environment(endpoint),
+                    **s3folder.without_proxy(os.environ, address),
+                },
                 read_only=True,
                 again=(
                     serving(folder, command),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import ckptstore
 from ckptstore import Attempt, Checkpoint, Digest, ShardReceipt, Store
@@ -71,17 +70,21 @@ def commit_by_way_of_hosts(
         NotAsPlannedError: the workers disagree about an update, or the ref names something else.
         CommitAbortedError, ConflictError, CorruptError, GroupLostError: there is no checkpoint.
     """
-    return _commit(group, operator, OPERATOR, ref, step, parent, None, binding)
+    return _commit(group, operator, OPERATOR, ref, step, parent, STORE, binding)
 
 
-def commit_reference(
-    group: LaunchedGroup, store: Store, path: Path, ref: str, step: int, parent: Digest | None
-) -> Committed:
-    """Workers save to the reference's store, at ``path``, which all of them reach; it is committed there.
+def commit_reference(group: LaunchedGroup, store: Store, ref: str, step: int, parent: Digest | None) -> Committed:
+    """The same, to the reference's store, and by way of stores that are removed: hosts keep nothing of it.
 
     Arguments and errors as in :func:`commit_by_way_of_hosts`.
     """
-    return _commit(group, store, REFERENCE, ref, step, parent, path)
+    for host in group.hosts:
+        ckptstore.open(host.directory / REFERENCE, create=True)
+        host.publish()
+    committed = _commit(group, store, REFERENCE, ref, step, parent, REFERENCE)
+    for host in group.hosts:
+        host.remove(REFERENCE)
+    return committed
 
 
 def _commit(
@@ -91,15 +94,14 @@ def _commit(
     ref: str,
     step: int,
     parent: Digest | None,
-    path: Path | None,
+    where: str,
     binding: Json = None,
 ) -> Committed:
-    where = STORE if path is None else str(path)
     with store.lease():  # from the tree, which nothing names yet, to the checkpoint that does
         begun = begin_commit(group, store, name, ref, step, parent)
         order = Save(str(begun.attempt), step, where, begun.files)
         saved = group.tell(order, group.launch.plan.timeouts.commit)
-        return conclude(group, store, name, begun, saved, by_way_of_hosts=path is None, binding=binding)
+        return conclude(group, store, name, begun, saved, where=where, binding=binding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def conclude(
     begun: Begun,
     saved: Sequence[Event],
     *,
-    by_way_of_hosts: bool = True,
+    where: str = STORE,
     binding: Json = None,
 ) -> Committed:
     """What comes of a commit whose shards are saved: they are moved if they have to be, committed, and read back.
@@ -144,7 +146,7 @@ def conclude(
         store, name: where the checkpoint is to be, and what that store is called.
         begun: the commit.
         saved: the ``saved`` event of each worker, by shard.
-        by_way_of_hosts: the workers saved to their hosts' stores, and not to ``store`` itself.
+        where: the folder of the hosts' own stores that the workers saved to.
         binding: as in :func:`commit_by_way_of_hosts`.
 
     Raises:
@@ -155,7 +157,7 @@ def conclude(
         receipts = [replace(one, binding=binding) for one in receipts]
     with store.lease():
         fingerprints.put(store, begun.fingerprints)  # nothing named the tree so far, and it may be long since
-        moved = push_shards(group.hosts, receipts, store, name) if by_way_of_hosts else ()
+        moved = push_shards(group.hosts, receipts, store, name, where)
         root = store.commit(begun.attempt, receipts, deviations=drift(begun.before, receipts[0].binding))
     report = store.verify(root)
     require(f"findings in the closure of {root.short} in the {name} store", [], [str(f) for f in report.findings])
@@ -176,11 +178,17 @@ def conclude(
     )
 
 
-def push_shards(hosts: Sequence[Host], receipts: Sequence[ShardReceipt], store: Store, name: str) -> tuple[Moved, ...]:
-    """Copy each host's shard from its store to ``store``, called ``name``, and read all of it back there."""
+def push_shards(
+    hosts: Sequence[Host], receipts: Sequence[ShardReceipt], store: Store, name: str, where: str = STORE
+) -> tuple[Moved, ...]:
+    """Copy each host's shard from its store to ``store``, called ``name``, and read all of it back there.
+
+    ``where`` is the folder of the hosts' own stores.
+    """
     moved = []
     for host, receipt in zip(hosts, receipts, strict=True):
-        done = ckptstore.push_shard(ckptstore.open(host.store), store, receipt)
+        host.collect()
+        done = ckptstore.push_shard(ckptstore.open(host.directory / where), store, receipt)
         moved.append(
             Moved(
                 receipt.index,

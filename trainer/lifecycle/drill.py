@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ckptstore import Digest, Store
 from trainer.lifecycle.expect import require, unexpected
-from trainer.preparation.plan import STOP, Drill
+from trainer.preparation.plan import KILL, SILENT, STOP, Drill
 from trainer.workers import events
 from trainer.workers.group import Ended, LaunchedGroup, Said, Silent
 from trainer.workers.launch import Ending
@@ -71,9 +71,15 @@ def lose_host(
     timeouts = group.launch.plan.timeouts
     group.send(Train(first, last, Hold(drill.update, drill.microbatch, drill.shard, timeouts.hold)))
     _await_fault_point(group, drill, timeouts.group)
-    process = group.processes[drill.shard]
+    process, host = group.processes[drill.shard], group.hosts[drill.shard]
     lost_at = time.monotonic()
-    process.signal(signal.SIGSTOP if drill.mode == STOP else signal.SIGKILL)
+    if drill.mode == STOP:
+        process.signal(signal.SIGSTOP)
+    else:
+        if drill.mode == SILENT:
+            host.cut()
+            lost_at = time.monotonic()
+        host.lose()
     limit = timeouts.heartbeat * timeouts.heartbeats_missed + _PATIENCE
     evidence = _await_signs(group, drill, lost_at, limit)
     noticed_at = lost_at + evidence[0].ms / 1000
@@ -121,6 +127,7 @@ def _completed(group: LaunchedGroup, lost: int) -> tuple[int, ...]:
     for shard, host in enumerate(group.hosts):
         numbers = set(group.updates(shard))
         if shard != lost:
+            host.collect()
             kept = events.read(events_path(host.directory, group.generation, shard))
             numbers |= {event["update"] for event in kept if event.name == "update"}
         found.append(max(numbers, default=0))
@@ -147,13 +154,13 @@ def _await_fault_point(group: LaunchedGroup, drill: Drill, patience: float) -> N
 def _await_signs(group: LaunchedGroup, drill: Drill, lost_at: float, limit: float) -> tuple[Evidence, ...]:
     """Until the loss is beyond doubt: the process is gone and the survivors say so; or heartbeats are missed."""
     found: list[Evidence] = []
-    wanted = {drill.shard} if drill.mode == STOP else set(range(len(group.hosts)))
+    wanted = set(range(len(group.hosts))) if drill.mode == KILL else {drill.shard}
     while wanted:
         seen = group.poll(max(0.0, lost_at + limit - time.monotonic()))
         match seen:
             case None:
                 raise unexpected("detection of the lost host", f"a sign within {limit:g} s", "none")
-            case Ended(shard=drill.shard, status=status) if drill.mode != STOP:
+            case Ended(shard=drill.shard, status=status) if drill.mode == KILL:
                 require(f"exit status of shard {drill.shard}", -signal.SIGKILL, status)
                 sign = "process gone"
             case Silent(shard=drill.shard, missed=missed):

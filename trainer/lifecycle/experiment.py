@@ -10,7 +10,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from ckptstore.errors import UsageError
 from trainer.errors import of_system
+from trainer.hosts.backend import PROCESS, Backend
+from trainer.hosts.choice import open_hosts
 from trainer.lifecycle import report as reporting
 from trainer.lifecycle.access import S3, Access, near, reach, server_folder, serving
 from trainer.lifecycle.archive import ARCHIVE, pack_run, store_archive
@@ -34,8 +37,10 @@ def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
     try:
         journal.say(f"everything is below {settings.out}")
         with ExitStack() as stack:
-            access = _reach(settings, journal, stack)
-            record = lifecycle.run(access)
+            backend = _hosts(settings, journal, stack)
+            stack.callback(lifecycle.abandon)  # before what hosts have in common goes
+            access = _reach(settings, journal, stack, backend)
+            record = lifecycle.run(access, backend)
             if settings.sabotage:
                 raise unexpected("run with a flipped bit", "another root than the reference", "the same root")
             with lifecycle.phase("report", "writing the report and packing the evidence"):
@@ -54,13 +59,32 @@ def run_experiment(settings: Settings, stream: TextIO) -> dict[str, Any]:
         journal.close()
 
 
-def _reach(settings: Settings, journal: Journal, stack: ExitStack) -> Access:
+def _reach(settings: Settings, journal: Journal, stack: ExitStack, backend: Backend) -> Access:
     """Access to the operator's store, which ends with ``stack``."""
-    reached = reach(settings.operator, settings.out, _python())
+    reached = reach(settings.operator, settings.out, _python(), backend.reachable)
     if settings.operator != S3:
         return stack.enter_context(reached)
     with journal.phase("server", "starting an S3 server for the operator's store"):
         return stack.enter_context(reached)
+
+
+def _hosts(settings: Settings, journal: Journal, stack: ExitStack) -> Backend:
+    """The kind of hosts that the run gets; what they have in common ends with ``stack``."""
+    outside = (settings.operator or "").startswith("s3://")
+    kind, why = (PROCESS, "a bucket is outside of what namespaces reach") if outside else (None, "")
+    backend, refused = open_hosts(settings.hosts or kind, fresh=settings.fresh, machines=settings.machines)
+    stack.callback(backend.close)
+    why = "" if settings.hosts else why or refused
+    if outside and backend.isolated_network:
+        raise UsageError(
+            f"operator {settings.operator}", f"hosts of kind {backend.kind} reach no bucket", "--hosts process"
+        )
+    if settings.mode not in backend.modes:
+        ways = ", ".join(backend.modes)
+        raise UsageError(f"mode {settings.mode}", f"a host of kind {backend.kind} can be lost by {ways}")
+    text = f"hosts are of kind {backend.kind}" + (f": {why}" if why else "")
+    journal.note("hosts", text, kind=backend.kind, why=why)
+    return backend
 
 
 def _record_failure(error: BaseException, settings: Settings, lifecycle: Lifecycle, journal: Journal) -> None:

@@ -116,12 +116,11 @@ def _lineage(report: Report) -> str:
 
 def _loss_of_host(report: Report) -> str:
     lost, plan = report["loss_of_host"], report["plan"]
-    how = (
-        f"stopped (SIGSTOP), then killed when {plan['heartbeats_missed']} heartbeats of "
-        f"{plan['heartbeat_seconds']} s were missed"
-        if lost["mode"] == "stop"
-        else "killed (SIGKILL of its process group)"
-    )
+    missed = f"{plan['heartbeats_missed']} heartbeats of {plan['heartbeat_seconds']} s were missed"
+    how = {
+        "stop": f"stopped (SIGSTOP), then killed when {missed}",
+        "silent": f"taken off the network, then killed where nobody could see it; {missed}",
+    }.get(lost["mode"], "killed (SIGKILL of all that ran on it)")
     signs = "; ".join(
         f"{escape(one['sign'])} (shard {one['shard']}) after {one['ms']:.1f} ms" for one in lost["evidence"]
     )
@@ -286,6 +285,23 @@ def _decoding(runs: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _hosts_gone(report: Report) -> str:
+    """What hosts were, and whether all of that is gone."""
+    views = report["hosts"]["views"]
+    rows = [
+        (
+            escape(one["host"]),
+            escape(views[one["host"]]["address"]) if one["host"] in views else "–",
+            escape(", ".join(one["namespaces"])) or "–",
+            escape(one["link"]) or "–",
+            "yes" if one["processes_gone"] and one["namespaces_gone"] and one["link_gone"] else "no",
+        )
+        for one in report["cleanup"]["hosts"]
+    ]
+    head = ("host", "address", "namespaces", "link", "gone")
+    return f"<p>Hosts were of kind {escape(report['hosts']['kind'])}.</p>" + (_table(head, rows) if rows else "")
+
+
 def _answers(answers: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for case in answers:
@@ -372,6 +388,7 @@ def _end(report: Report) -> str:
         )
     return (
         f"<h2>Cleanup</h2><p>{gone} of {len(cleanup['processes'])} worker process groups are gone.</p>"
+        + _hosts_gone(report)
         + _table(("folder", "files removed", "bytes", ""), folders, {1, 2})
         + about
         + "<h2>What this shows, and what not</h2><p>One planned loss of one host in the middle of one update, and a "

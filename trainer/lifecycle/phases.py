@@ -9,12 +9,14 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import ckptstore
 from ckptstore import Digest
+from ckptstore.errors import CkptStoreError
 from trainer.data.template import TEMPLATE
+from trainer.hosts.backend import Backend
 from trainer.lifecycle import admission, replay, scored
 from trainer.lifecycle.access import Access
 from trainer.lifecycle.commits import REFERENCE, Committed, commit_by_way_of_hosts, commit_reference
@@ -24,13 +26,14 @@ from trainer.lifecycle.freezing import free_ref, freeze
 from trainer.lifecycle.journal import Journal
 from trainer.lifecycle.pulling import pull_on_hosts
 from trainer.lifecycle.record import GroupRecord, Record, Settings
+from trainer.lifecycle.report import plain
 from trainer.lifecycle.requests import Ledger
 from trainer.lifecycle.staging import Staging, stage
 from trainer.preparation import staged
 from trainer.preparation.prepare import choose_compute
 from trainer.workers.group import LaunchedGroup, Said
-from trainer.workers.hosts import STORE, Host, clear
-from trainer.workers.launch import Launch
+from trainer.workers.hosts import STORE, Host, Shut, clear
+from trainer.workers.launch import Launch, agent_environment
 from trainer.workers.orders import Arm, Evaluate, Flip, Restore, Start, Train
 from trainer.workers.traces import keep_traces
 
@@ -46,21 +49,23 @@ class Lifecycle:
         self.hosts: dict[str, Host] = {}
         self.members: list[Host] = []
         self.ledger = Ledger()
+        self._shuts: list[Shut] = []
         self._generation = self._pulls = 0
         self._sealed: Path | None = None
         self._mode = 0o755
 
-    def run(self, access: Access) -> Record:
+    def run(self, access: Access, backend: Backend) -> Record:
         """All phases up to the evaluation, and the receipts for what was removed.
 
         Args:
             access: how the operator's store is reached.
+            backend: makes the hosts.
 
         Raises:
             NotAsPlannedError: the run did not do what it has to; everything is kept.
             CkptStoreError: anything else that failed.
         """
-        self.access, phase = access, self.phase
+        self.access, self.backend, phase = access, backend, self.phase
         with phase("prepare", "freezing plan, inputs and sources"):
             self.prepare()
         plan = self.plan
@@ -114,6 +119,7 @@ class Lifecycle:
         kind, requests = self.access.kind, self.ledger.entries
         self.record = Record(self.plan, identity, self.trees, self.ref, self.operator.url, kind, requests)
         self.launch = Launch(self.plan, identity, settings.out)
+        self.record.hosts_kind, self.record.hosts_claim = self.backend.kind, self.backend.claim
         journal.note(
             "prepared",
             f"prepared identity {identity.short}; compute {compute}; ref {self.ref} in {self.operator.url}",
@@ -127,14 +133,14 @@ class Lifecycle:
         """The original group: commit for everybody in between, then on without a loss, into a store out of reach."""
         record, path = self.record, self.settings.out / REFERENCE
         reference = ckptstore.open(path, create=True)
-        with self._group("uninterrupted reference", allow=(path,)) as group:
+        with self._group("uninterrupted reference") as group:
             self._join(group, None)
             group.tell(Start())
             group.tell(Train(1, early))
             first = self._keep(commit_by_way_of_hosts(group, self.operator, self.ref, early, None))
             ckptstore.push(self.operator, reference, first.root, ref=self.ref)
             group.tell(Train(early + 1, middle))
-            self._keep(commit_reference(group, reference, path, self.ref, middle, first.root), announce=False)
+            self._keep(commit_reference(group, reference, self.ref, middle, first.root), announce=False)
             record.reference = replay.agreed_results(group)
             self._close(group)
         require("updates of the reference", list(range(1, middle + 1)), sorted(record.reference))
@@ -170,11 +176,14 @@ class Lifecycle:
         """The failed host's folder goes out of the way; an empty one gets the shard's files and objects, no others."""
         shard = self.plan.drill.shard
         lost = self.members[shard]
+        self._shut(lost)
         kept = lost.take_away()
         self.journal.note("taken_away", f"folder of {lost.name} renamed, nothing reads it any more", path=str(kept))
         spare = self._new_host(len(self.hosts), with_store=False)
         self.record.empty_listing = spare.listing()
         require(f"files on {spare.name} before staging", [], self.record.empty_listing)
+        if spare.view is not None:
+            require(f"files on {spare.name} as its first process saw them", (), spare.view.listing)
         template = f"{staged.INPUTS}/tokenizer/{TEMPLATE}"
         refused = self._stage(spare, shard, forget=(template,))
         if template not in refused.refused:
@@ -183,6 +192,7 @@ class Lifecycle:
             )
         self._stage(spare, shard, attempt=2)
         ckptstore.open(spare.store, create=True)
+        spare.publish()
         self.members[shard] = spare
         self._pull([self.record.root(early).root], try_to_write=(spare,) if self.access.read_only else ())
 
@@ -233,6 +243,10 @@ class Lifecycle:
     def clean_up(self) -> None:
         """Remove every host, after its events and error output were copied to where the evidence is made."""
         require("processes that are left", [], [one.pid for one in self.record.endings if not one.gone])
+        for host in self.members:
+            self._shut(host)
+        self.record.shut = [*self._shuts, *self.backend.close()]
+        require("hosts that are left", [], [one.host for one in self.record.shut if not one.gone])
         self.collect_events()
         for host in self.hosts.values():
             self.record.cleared.append(host.clear())
@@ -241,12 +255,25 @@ class Lifecycle:
         require("folders that are left", [], [one.path for one in self.record.cleared if not one.gone])
         total = sum(one.bytes for one in self.record.cleared)
         self.journal.note(
-            "cleaned", f"{len(self.record.endings)} processes and {len(self.hosts)} hosts gone ({total:,} bytes)"
+            "cleaned",
+            f"{len(self.record.endings)} processes and {len(self.hosts)} hosts gone ({total:,} bytes)",
+            shut=plain(self.record.shut),
         )
 
     def collect_events(self) -> None:
         """Copy what workers wrote on their hosts to the run's own folder of events."""
+        for host in self.hosts.values():
+            host.collect()
         keep_traces(self.hosts.values(), self.settings.out / "events")
+
+    def abandon(self) -> None:
+        """End what still runs on hosts, at once: of a run that ended well, nothing does."""
+        over = {one.host for one in self._shuts}
+        for host in self.hosts.values():
+            if host.name not in over:
+                with suppress(CkptStoreError):  # nothing may hide why the run failed
+                    host.lose()
+                    host.shut()
 
     def unseal(self) -> None:
         """Give the reference's store its name back: when both roots are known, or nothing runs any more."""
@@ -258,8 +285,10 @@ class Lifecycle:
     # -- steps of phases ----------------------------------------------------------------------------------------------
 
     def _new_host(self, index: int, *, with_store: bool = True) -> Host:
-        host = Host(self.settings.out, f"host-{index}")
+        host = self.backend.host(self.settings.out, f"host-{index}", self.access.host_allow)
         self.hosts[host.name] = host
+        if host.view is not None:
+            self.record.views[host.name] = host.view
         if with_store:
             ckptstore.open(host.store, create=True)
         return host
@@ -276,14 +305,17 @@ class Lifecycle:
         )
         if done.refused and not forget:
             raise NotAsPlannedError(f"staging of {host.name}", done.refused, KEPT)
+        if not done.refused:
+            host.publish()
+            host.begin(agent_environment(self.plan, host))
         return done
 
     def _pull(self, roots: Sequence[Digest], *, try_to_write: Sequence[Host] = ()) -> None:
         """Let each host pull its shard of checkpoints, in processes that alone know how to reach the operator."""
         self._pulls += 1
         members = [(host, shard) for shard, host in enumerate(self.members)]
-        name, area = f"pull-{self._pulls}", self.settings.out
-        for done in pull_on_hosts(area, self.access, members, roots, name, try_to_write=try_to_write):
+        name = f"pull-{self._pulls}"
+        for done in pull_on_hosts(self.access, members, roots, name, try_to_write=try_to_write):
             self.ledger.fetched(done.operations, done.sent_bytes, done.received_bytes)
             self.record.pulled += done.pulled
             for one in done.pulled:
@@ -297,11 +329,15 @@ class Lifecycle:
                 text = f"{who} may not write to the operator's store: {done.refused_write}"
                 self.journal.note("write_refused", text, host=who)
 
-    def _group(self, purpose: str, allow: tuple[Path, ...] = ()) -> LaunchedGroup:
+    def _shut(self, host: Host) -> None:
+        """End all that a host is but for its folder, and keep the receipt."""
+        self._shuts.append(host.shut())
+
+    def _group(self, purpose: str) -> LaunchedGroup:
         self._generation += 1
         names = ", ".join(host.name for host in self.members)
         self.journal.note("launched", f"group {self._generation} ({purpose}) on {names}", generation=self._generation)
-        return LaunchedGroup(self.launch, self._generation, purpose, self.members, allow=allow, listen=self._listen)
+        return LaunchedGroup(self.launch, self._generation, purpose, self.members, listen=self._listen)
 
     def _join(self, group: LaunchedGroup, root: Digest | None) -> None:
         """Let the workers meet, and compare what they have and measured before any of them makes an update."""
@@ -355,6 +391,7 @@ class Lifecycle:
                 purpose=group.purpose,
                 hosts=tuple(host.name for host in group.hosts),
                 pids=tuple(process.pid for process in group.processes),
+                forked=tuple(process.forked for process in group.processes),
                 began=self.journal.seconds(group.began),
                 joined=self.journal.seconds(group.joined),
                 ended=self.journal.seconds(group.ended),

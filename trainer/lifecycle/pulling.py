@@ -14,7 +14,7 @@ from ckptstore.errors import BackendError, CkptStoreError
 from trainer.lifecycle.access import Access
 from trainer.lifecycle.expect import unexpected
 from trainer.workers.events import LINE_LIMIT, Event
-from trainer.workers.hosts import Host, Process
+from trainer.workers.hosts import Host, Running
 from trainer.workers.launch import host_environment, pull_arguments
 from trainer.workers.reports import check
 
@@ -53,7 +53,6 @@ class Pull:
 
 
 def pull_on_hosts(
-    area: Path,
     access: Access,
     hosts: Sequence[tuple[Host, int]],
     roots: Sequence[Digest],
@@ -64,7 +63,6 @@ def pull_on_hosts(
     """Let hosts pull their shards of some checkpoints, all at a time.
 
     Args:
-        area: folder of the run.
         access: how the operator's store is reached.
         hosts: each with its staged sources and its store, and the shard that it pulls.
         roots: the checkpoints.
@@ -80,16 +78,16 @@ def pull_on_hosts(
         running = []
         for host, shard in hosts:
             argv = pull_arguments(
-                name, area, host, shard, roots, access.host_url, access.host_allow, try_to_write=host in try_to_write
+                name, host, shard, roots, access.host_url, access.host_allow, try_to_write=host in try_to_write
             )
             # Credentials may be in files whose paths are relative to where this process is.
-            process = Process(host, name, argv, host_environment(host, access.host_environment), Path.cwd())
+            process = host.launch(name, argv, host_environment(host, access.host_environment), Path.cwd())
             stack.callback(process.end)
             running.append((process, stack.enter_context(os.fdopen(process.events, "rb")), shard))
         return [_outcome(process, lines, shard) for process, lines, shard in running]
 
 
-def _outcome(process: Process, lines: BinaryIO, shard: int) -> Pull:
+def _outcome(process: Running, lines: BinaryIO, shard: int) -> Pull:
     host = process.host.name
     pulled: list[Pulled] = []
     operations: dict[str, int] = {}

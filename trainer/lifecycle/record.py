@@ -18,7 +18,7 @@ from trainer.lifecycle.staging import Staging
 from trainer.preparation.plan import Plan
 from trainer.preparation.planning import Profile
 from trainer.scoring.evaluation import Result
-from trainer.workers.hosts import Cleared
+from trainer.workers.hosts import Cleared, Shut, View
 from trainer.workers.launch import Ending
 
 
@@ -28,7 +28,8 @@ class Settings:
 
     ``operator`` is the URL of a store, or ``s3`` for one in an S3 server that the run starts; without one, it is a
     folder of the run. ``drift`` allows hosts to compute otherwise than those that made a checkpoint. ``start`` is a
-    model to train in place of the profile's own.
+    model to train in place of the profile's own. ``hosts`` is the kind of hosts (None: the best that there is),
+    ``machines`` the file of those that ssh reaches, ``fresh`` whether each worker is a new interpreter.
     """
 
     out: Path
@@ -40,6 +41,9 @@ class Settings:
     sabotage: bool = False
     drift: bool = False
     start: Path | None = None
+    hosts: str | None = None
+    machines: Path | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class GroupRecord:
     purpose: str
     hosts: tuple[str, ...]
     pids: tuple[int, ...]
+    forked: tuple[bool, ...]
     began: float
     joined: float
     ended: float
@@ -86,7 +91,11 @@ class Record:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     sabotaged: dict[str, Any] | None = None
     endings: list[Ending] = field(default_factory=list)
+    shut: list[Shut] = field(default_factory=list)
     cleared: list[Cleared] = field(default_factory=list)
+    views: dict[str, View] = field(default_factory=dict)
+    hosts_kind: str = ""
+    hosts_claim: str = ""
     torch_imported: bool = False
 
     def root(self, step: int, store: str = OPERATOR) -> Committed:

@@ -50,10 +50,8 @@ def make_report(record: Record, journal: Journal) -> dict[str, Any]:
         },
         "data": _data(plan),
         "controller": {"torch_imported": record.torch_imported, "python": platform.python_version()},
-        "isolation": (
-            "hosts are folders and process groups on one machine; an audit hook in every worker refuses opens under "
-            "another host's folder; nothing is claimed about separate hardware, kernels, disks or networks"
-        ),
+        "hosts": {"kind": record.hosts_kind, "views": plain(record.views)},
+        "isolation": record.hosts_claim,
         "operator": {
             "store": record.operator_kind,
             "refused_write": record.refused_write,
@@ -89,7 +87,11 @@ def make_report(record: Record, journal: Journal) -> dict[str, Any]:
         },
         "evaluation": _evaluation(record),
         "phases": plain(journal.spans),
-        "cleanup": {"processes": plain(record.endings), "folders": [_without_path(one) for one in record.cleared]},
+        "cleanup": {
+            "processes": plain(record.endings),
+            "hosts": plain(record.shut),
+            "folders": [_without_path(one) for one in record.cleared],
+        },
         "cost": "one local machine, nothing was rented",
     }
 

@@ -73,9 +73,12 @@ def kept_server(folder: Path) -> S3Server:
     return S3Server(folder, kept=Kept(admin, reader, tuple(ports)))
 
 
-def store_url(server: S3Server, profile: str | None = OPERATOR) -> str:
-    """URL of the operator's store in a server that runs; it names a profile and holds no key."""
-    options = {"endpoint_url": server.endpoint, "region": REGION, "profile": profile}
+def store_url(server: S3Server, profile: str | None = OPERATOR, endpoint: str | None = None) -> str:
+    """URL of the operator's store in a server that runs; it names a profile and holds no key.
+
+    ``endpoint`` is where the server is reached if not at its own address.
+    """
+    options = {"endpoint_url": endpoint or server.endpoint, "region": REGION, "profile": profile}
     query = "&".join(f"{name}={value}" for name, value in options.items() if value is not None)
     return f"s3://{BUCKET}/{PREFIX}?{query}"
 
@@ -86,17 +89,17 @@ def environment(folder: Path) -> dict[str, str]:
         "AWS_SHARED_CREDENTIALS_FILE": str(folder.absolute() / CREDENTIALS),
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",
-        **_without_proxy(os.environ),
+        **without_proxy(os.environ, LOOPBACK),
     }
 
 
-def _without_proxy(present: Mapping[str, str]) -> dict[str, str]:
-    """Variables that keep requests to this machine off a proxy, if ``present`` names one."""
+def without_proxy(present: Mapping[str, str], address: str) -> dict[str, str]:
+    """Variables that keep requests to ``address`` off a proxy, if ``present`` names one."""
     if not any(present.get(name) for name in _PROXIES):
         return {}
     names = {name: present.get(name, "") for name in ("NO_PROXY", "no_proxy")}
     return {
-        name: value if value == "*" or LOOPBACK in value.split(",") else f"{value},{LOOPBACK}".lstrip(",")
+        name: value if value == "*" or address in value.split(",") else f"{value},{address}".lstrip(",")
         for name, value in names.items()
     }
 

@@ -19,6 +19,7 @@ from trainer.preparation import records
 PLAN_LIMIT = 4 * 2**20  # bytes
 
 KILL = "kill"  # SIGKILL of the host's processes
+SILENT = "silent"  # the host is cut off the network, and killed where nobody can see it
 STOP = "stop"  # SIGSTOP: the host falls silent, and is killed once its heartbeats are missed
 COMPUTE = ("bfloat16", "float32")
 
@@ -50,7 +51,7 @@ class Drill:
     mode: str
 
     def __post_init__(self) -> None:
-        if self.after != "forward" or self.mode not in (KILL, STOP):
+        if self.after != "forward" or self.mode not in (KILL, STOP, SILENT):
             raise MalformedError("drill", f"{self.mode!r} after {self.after!r} is not one that exists")
 
 

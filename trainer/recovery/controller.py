@@ -210,7 +210,7 @@ class Controller:
         held = {shard: states.replica(self.state, shard) for shard in range(len(members))}
         peers = {shard: Peer(self._host(found[0]), found[1]) for shard, found in held.items() if found is not None}
         name = f"pull-{sum(isinstance(entry, Chosen) for entry in self.memory.entries)}"
-        source = Source(self.settings.out, self.operator, self.trees, self.access)
+        source = Source(self.operator, self.trees, self.access)
         done = equip(source, members, chosen.root, peers, name, pool=self._pool, say=self.people.say)
         for one in done:
             text = f"{one.host} has shard {one.shard}: files {one.copied_bytes:,} bytes copied, {one.checked_bytes:,} "

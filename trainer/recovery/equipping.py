@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckptstore import Digest, Store
 from ckptstore.errors import CkptStoreError
@@ -40,9 +39,8 @@ class Peer:
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where hosts get things from: the frozen ``trees`` and everything else of the ``operator``'s store, which a
-    process of a host reaches by ``access``. ``area`` is the folder of the run."""
+    process of a host reaches by ``access``."""
 
-    area: Path
     operator: Store
     trees: Mapping[str, Digest]
     access: Access
@@ -101,7 +99,7 @@ def _pull(source: Source, shard: int, host: Host, root: Digest | None, name: str
     if root is None:
         return 0, 0
     try:
-        (done,) = pull_on_hosts(source.area, source.access, [(host, shard)], [root], name)
+        (done,) = pull_on_hosts(source.access, [(host, shard)], [root], name)
     except PullEndedError as error:
         raise HostLostError(Blame((shard,), "process gone", str(error))) from error
     return sum(one.received_bytes for one in done.pulled), sum(one.readback_bytes for one in done.pulled)

@@ -17,8 +17,8 @@ from ckptstore.errors import CkptStoreError, MalformedError
 from trainer.workers import orders
 from trainer.workers.events import HEARTBEAT, Event, make
 from trainer.workers.events import LINE_LIMIT as EVENT_LIMIT
-from trainer.workers.hosts import Host, Process
-from trainer.workers.launch import Ending, Launch, worker_arguments, worker_environment
+from trainer.workers.hosts import Host, Running
+from trainer.workers.launch import Ending, Launch, agent_environment, worker_arguments, worker_environment
 from trainer.workers.reports import check
 
 _LAST_WORDS = 5.0  # seconds for what other workers have to say when one has lost its peer
@@ -104,12 +104,15 @@ class LaunchedGroup:
         self._over: set[int] = set()
         self._gone: set[int] = set()
         self._watched = True
-        self.processes: list[Process] = []
+        self.processes: list[Running] = []
         try:
             for shard, host in enumerate(self.hosts):
                 name = f"generation-{generation}-shard-{shard}"
                 argv = worker_arguments(launch, generation, host, allow)
-                process = Process(host, name, argv, worker_environment(launch.plan, shard, host, world=len(hosts)))
+                host.begin(agent_environment(launch.plan, host))
+                master = self.hosts[0].address
+                environment = worker_environment(launch.plan, shard, host, world=len(hosts), master=master)
+                process = host.launch(name, argv, environment, fork=True)
                 self.processes.append(process)
                 threading.Thread(target=self._read, args=(shard, process), name=name, daemon=True).start()
         except BaseException:
@@ -291,7 +294,7 @@ class LaunchedGroup:
                 return Silent(shard, now, missed)
         return None
 
-    def _read(self, shard: int, process: Process) -> None:
+    def _read(self, shard: int, process: Running) -> None:
         """In a thread of its own: turn a worker's lines into what is seen, until it ends."""
         with os.fdopen(process.events, "rb") as lines:
             while line := lines.readline(EVENT_LIMIT + 1):

@@ -1,7 +1,7 @@
 """Hosts: folders with a local store and staged files, and the processes that run on them.
 
-All hosts of this kind share one machine: a host is a folder and a process group, and losing it means SIGKILL of that
-group. Nothing is claimed about separate kernels, disks, networks or power.
+A plain host shares its machine with the others: it is a folder and some process groups, and losing it means SIGKILL of
+those. What other hosts there are, and what isolates them, is in trainer/hosts.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ckptstore.errors import BackendError, RefusedError
 
 STORE = "store"
+LOOPBACK = "127.0.0.1"
 _TAIL = 300  # characters
 
 
@@ -34,8 +37,77 @@ class Cleared:
     gone: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Receipt for the end of a host: whether its agent and all its processes, its namespaces and its link are gone.
+
+    ``agent_pid`` is 0 where there was no agent, ``namespaces`` are the kernel's names of those that it had, ``link`` is
+    empty where it had none of its own.
+    """
+
+    host: str
+    agent_pid: int
+    namespaces: tuple[str, ...]
+    link: str
+    processes_gone: bool
+    namespaces_gone: bool
+    link_gone: bool
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it is left."""
+        return self.processes_gone and self.namespaces_gone and self.link_gone
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a host saw when it was made, from inside: its address, its namespaces by kind as the kernel names them, what
+    its folder held, and what it could see of the run's folder beside that."""
+
+    address: str
+    namespaces: Mapping[str, str]
+    listing: tuple[str, ...]
+    visible: tuple[str, ...]
+
+
+class Named(Protocol):
+    """Where a process runs, by its name."""
+
+    name: str
+
+
+class Running(Protocol):
+    """A process of a host, however it was started; :class:`Process` says what the methods do."""
+
+    name: str
+    pid: int
+    events: int
+    stderr_path: Path
+
+    @property
+    def forked(self) -> bool: ...
+
+    @property
+    def host(self) -> Named: ...
+
+    def send(self, line: bytes) -> None: ...
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+    def poll(self) -> int | None: ...
+
+    def end(self, patience: float = 10.0) -> int: ...
+
+    def present(self) -> bool: ...
+
+    def last_words(self) -> str: ...
+
+
 class Host:
     """A folder below ``area`` that stands for a machine.
+
+    ``directory`` is where the controller finds its files and ``home`` where its own processes do; ``address`` is how
+    other hosts reach it, through its network interface ``interface`` (None: not known).
 
     Args:
         area: folder of the whole run.
@@ -50,12 +122,26 @@ class Host:
     def __init__(self, area: Path, name: str, *, existing: bool = False, inherited: tuple[int, ...] = ()) -> None:
         self.area, self.name, self.inherited = area, name, inherited
         self.directory = area / "hosts" / name
+        self.address = LOOPBACK
+        self.interface = next((one for _, one in socket.if_nameindex() if one in ("lo", "lo0")), None)
+        self.view: View | None = None
+        self._processes: list[Process] = []
         if existing:
             return
         try:
             self.directory.mkdir(parents=True)
         except FileExistsError:
             raise RefusedError(f"host {name}", f"{self.directory} exists already", "use a new folder") from None
+
+    @property
+    def home(self) -> Path:
+        """The path of the host's folder as its own processes see it."""
+        return self.directory
+
+    @property
+    def run_folder(self) -> Path:
+        """The path of the run's folder as the host's processes see it."""
+        return self.area
 
     @property
     def store(self) -> Path:
@@ -65,6 +151,64 @@ class Host:
     def listing(self) -> list[str]:
         """Everything in the host's folder now, sorted; nothing for a host that was just made."""
         return sorted(path.relative_to(self.directory).as_posix() for path in self.directory.rglob("*"))
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Let the host be ready to start processes, once its files are staged. Nothing to do for a plain one.
+
+        Args:
+            environment: variables of its agent, which the processes have to agree with that are copies of it.
+        """
+
+    def launch(
+        self,
+        name: str,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        *,
+        fork: bool = False,
+    ) -> Running:
+        """Start a process.
+
+        Args:
+            name: of the process, new on this host; its error output goes to ``logs/<name>.stderr`` there.
+            argv: arguments after the interpreter; ``{pipe}`` in one stands for the descriptor of its pipe for events.
+            environment: all of its variables.
+            folder: its working directory (default: the host's).
+            fork: it may be a copy of the host's agent, if there is one.
+
+        Raises:
+            BackendError: it cannot be started.
+        """
+        process = Process(self, name, list(argv), environment, folder)
+        self._processes.append(process)
+        return process
+
+    def publish(self) -> None:
+        """Bring what was put into ``directory`` to the host, where that is somewhere else."""
+
+    def collect(self) -> None:
+        """Bring what processes have written on the host to ``directory``, where that is somewhere else."""
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder of the host and all in it."""
+        shutil.rmtree(self.directory / folder)
+
+    def lose(self) -> None:
+        """Lose the host: SIGKILL of all that runs there."""
+        for process in self._processes:
+            process.signal(signal.SIGKILL)
+
+    def cut(self) -> None:
+        """Take the host off the network. RefusedError where it has none of its own."""
+        raise RefusedError(f"host {self.name}", "it has no link that could be cut", "use hosts in namespaces")
+
+    def shut(self) -> Shut:
+        """End all that runs there and everything that the host is but for its folder; returns the receipt."""
+        for process in self._processes:
+            process.end()
+        gone = not any(process.present() for process in self._processes)
+        return Shut(self.name, 0, (), "", gone, True, True)
 
     def take_away(self) -> Path:
         """Rename the folder of a lost host, so that no path leads to it any more; returns where it is kept."""
@@ -126,6 +270,7 @@ class Process:
         finally:
             os.close(theirs)
         self.pid = self._popen.pid
+        self.forked = False
 
     def send(self, line: bytes) -> None:
         """Give it one line on its stdin; a process that has ended gets nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,8 @@ from trainer.preparation.plan import Plan
 from trainer.preparation.staged import SOURCES
 from trainer.workers.hosts import Host
 
-ADDRESS = "127.0.0.1"
-
 # Beginnings of variables that the plan or this launcher decides: kernels, threads, and what an outer launcher has set.
-_DECIDED = ("ATEN_", "CUBLAS_", "DNNL_", "GLOO_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TORCH", "PYTHONPATH")
+_DECIDED = ("ATEN_", "CUBLAS_", "DNNL_", "GLOO_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH", "PYTHONPATH")
 
 # Beginnings of variables by which boto3 finds credentials.
 _CREDENTIALS = ("AWS_", "BOTO_")
@@ -69,8 +66,8 @@ def worker_arguments(launch: Launch, generation: int, host: Host, allow: Sequenc
     allowed = [argument for path in allow for argument in ("--allow", str(path))]
     return [
         # -P: the code comes from the staged sources, and never from the folder that the worker happens to be in.
-        *("-P", "-m", "trainer", "worker", "--host", str(host.directory), "--identity", str(launch.identity)),
-        *("--generation", str(generation), "--area", str(launch.area), *allowed),
+        *("-P", "-m", "trainer", "worker", "--host", str(host.home), "--identity", str(launch.identity)),
+        *("--generation", str(generation), "--area", str(host.run_folder), *allowed),
         *("--heartbeat", str(launch.plan.timeouts.heartbeat), "--pipe", "{pipe}"),
         *(() if launch.cuts is None else ("--cuts", show_cuts(launch.cuts))),
     ]
@@ -78,7 +75,6 @@ def worker_arguments(launch: Launch, generation: int, host: Host, allow: Sequenc
 
 def pull_arguments(
     name: str,
-    area: Path,
     host: Host,
     shard: int,
     roots: Sequence[Digest],
@@ -91,30 +87,32 @@ def pull_arguments(
     allowed = [argument for path in allow for argument in ("--allow", str(path))]
     wanted = [argument for root in roots for argument in ("--root", str(root))]
     return [
-        *("-P", "-m", "trainer", "pull", "--host", str(host.directory), "--name", name, "--area", str(area)),
+        *("-P", "-m", "trainer", "pull", "--host", str(host.home), "--name", name, "--area", str(host.run_folder)),
         *("--operator", operator, "--shard", str(shard), *wanted, *allowed, "--pipe", "{pipe}"),
         *(["--try-to-write"] if try_to_write else []),
     ]
 
 
-def worker_environment(plan: Plan, rank: int, host: Host, *, world: int) -> dict[str, str]:
+def worker_environment(plan: Plan, rank: int, host: Host, *, world: int, master: str) -> dict[str, str]:
     """The caller's variables, without what would change the arithmetic, and with what decides it.
 
     Nothing in them leads to credentials: a worker needs its host's store and no other. ``world`` is the number of the
-    group's workers.
+    group's workers, ``master`` the address of the host of the first.
     """
-    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     return {
-        **host_environment(host),
-        **numerics.env_for(plan.numerics.kernels),
-        **({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}),
+        **agent_environment(plan, host),
+        **({"GLOO_SOCKET_IFNAME": host.interface} if host.interface else {}),
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": "0",
-        "MASTER_ADDR": ADDRESS,
+        "MASTER_ADDR": master,
         "MASTER_PORT": "0",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
+
+
+def agent_environment(plan: Plan, host: Host) -> dict[str, str]:
+    """What all workers of a host have in common, whatever their group."""
+    return {**host_environment(host), **numerics.env_for(plan.numerics.kernels), "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def host_environment(host: Host, credentials: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -129,7 +127,7 @@ def host_environment(host: Host, credentials: Mapping[str, str] | None = None) -
     return {
         **inherited,
         **(NO_CREDENTIALS if credentials is None else credentials),
-        "PYTHONPATH": str(host.directory / SOURCES),
+        "PYTHONPATH": str(host.home / SOURCES),
         "PYTHONDONTWRITEBYTECODE": "1",  # the staged sources stay as they were frozen
         "PYTHONUNBUFFERED": "1",
     }
