@@ -163,6 +163,7 @@ def test_a_process_that_cannot_be_started_is_an_error_and_the_agent_goes_on(host
         assert (done.says(), status(done.process)) == (b"", 0)
 
 
+@pytest.mark.deep
 def test_with_its_agent_a_host_is_lost_and_nothing_of_it_is_left(host: ProcessHost) -> None:
     # As workers do: the kernel ends it with the agent.
     script = f"from trainer.workers.worker import end_with_launcher; end_with_launcher()\n{ECHO}"

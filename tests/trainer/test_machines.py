@@ -93,6 +93,7 @@ def test_files_get_there_and_what_was_written_there_comes_back(host: SshHost) ->
     assert (receipt.gone, host.home.exists(), host.run_folder.exists()) == (True, False, False)
 
 
+@pytest.mark.deep
 def test_its_agent_is_reached_by_the_command_and_ends_with_it(host: SshHost) -> None:
     host.begin(ENVIRONMENT)
     with Started(host, "import os, sys; os.write(int(sys.argv[1]), os.getcwd().encode() + b'\\n')") as process:

@@ -108,6 +108,7 @@ def test_what_is_covered_cannot_be_uncovered(make: MakeHost, tmp_path: Path) -> 
     assert [int(line.split()[1], 16) for line in capabilities] == [0, 0]
 
 
+@pytest.mark.deep
 def test_hosts_reach_each_other_and_a_server_of_the_machine_only_through_its_door(make: MakeHost) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -143,6 +144,7 @@ def test_a_host_that_is_killed_is_gone_at_once_with_all_its_processes(make: Make
     assert host.shut().gone
 
 
+@pytest.mark.deep
 def test_a_host_whose_link_is_cut_falls_silent_and_is_not_seen_to_end(make: MakeHost) -> None:
     lost, other = make("host-0"), make("host-1")
     with Started(lost, ECHO) as echo, Started(other, ECHO) as still:
@@ -159,6 +161,7 @@ def test_a_host_whose_link_is_cut_falls_silent_and_is_not_seen_to_end(make: Make
         assert echo.process.end() == -signal.SIGKILL
 
 
+@pytest.mark.deep
 def test_nothing_of_hosts_is_left_when_their_controller_is_killed(tmp_path: Path) -> None:
     script = (
         "import json, os, sys; from pathlib import Path; from trainer.hosts.namespace import NamespaceHosts\n"
@@ -186,6 +189,7 @@ def test_without_the_program_ip_process_groups_take_their_place_and_say_why(monk
         open_hosts("namespace")
 
 
+@pytest.mark.deep
 def test_who_is_not_root_gets_the_same_in_a_user_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     try:

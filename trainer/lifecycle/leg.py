@@ -78,7 +78,6 @@ def begin(folder: Path, last: int | None, ref: str) -> Leg:
     folder = Path(os.path.abspath(folder))
     plan = read_plan(folder / PLAN)
     store = ckptstore.open(folder / STORE, create=True)
-    identity = store.put_preparation(*(store.put_tree(folder / name) for name in (PLAN, INPUTS, SOURCES)))
     root = store.head(ref)
     done = 0 if root is None else store.checkpoint(root).step
     last = next((step for step in plan.commits if step > done), len(plan.updates)) if last is None else last
@@ -87,6 +86,7 @@ def begin(folder: Path, last: int | None, ref: str) -> Leg:
             f"update {last} is not after update {done}, which {ref} has reached, and in the plan of {len(plan.updates)}"
         )
         raise UsageError(f"leg of {folder}", why)
+    identity = store.put_preparation(*(store.put_tree(folder / name) for name in (PLAN, INPUTS, SOURCES)))
     begun = store.begin(ref)
     beginning = [Start()] if root is None else [Restore(root, STORE), Arm()]
     lines = [*beginning, Train(done + 1, last), Save(str(begun), last, STORE), Close()]
