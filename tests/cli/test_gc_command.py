@@ -73,7 +73,7 @@ def test_what_it_lists_is_what_it_deletes(ckpt: Ckpt, lines: ckptstore.Store) ->
         (("--keep-last", 1), [4]),
         (("--keep-every", 2), [4, 2]),
         (("--keep-every-time", "6h"), [4, 1]),
-        (("--keep-best", "1:loss:min"), [4]),
+        (("--keep-best", "1:loss:min"), [4, 3, 2, 1]),  # none of them has recorded a loss
         (("--keep-last", 2, "--keep-every", 2), [4, 3, 2]),
         (("--keep-last", 1, "--min-verified-copies", 1), [4, 3, 2, 1]),
     ],

@@ -28,7 +28,7 @@ from ckptstore.transfers.prices import Prices
 from ckptstore_cli.main import run as ckpt
 from tests.support.training import seed_everything
 from trainer.compute import weights
-from trainer.data import tokenizer
+from trainer.data import bytetokenizer, tokenizer
 from trainer.preparation.plan import Plan
 from trainer.workers import orders
 from trainer.workers.events import Event
@@ -267,7 +267,7 @@ def _read_by_themselves(payload: bytes, tmp_path: Path) -> None:
         lambda: Event.parse(payload),
         lambda: orders.parse(payload),
         lambda: Prices.parse(payload.decode(errors="replace")),
-        lambda: tokenizer.from_files({**tokenizer.files(b""), "tokenizer.json": payload}),
+        lambda: tokenizer.from_files({**bytetokenizer.files(b""), "tokenizer.json": payload}),
     ]
     for read in readers:
         with pytest.raises(CkptStoreError):
