@@ -81,16 +81,19 @@ def get_tree(objects: Objects, digest: Digest, directory: Path, paths: Collectio
     absent = sorted(set(paths or ()) - {file.path for file in tree.files})
     if absent:
         raise NotFoundError(f"tree {digest.short}", f"it has no file {', '.join(absent)}")
-    entered: set[Path] = set()
+    # Also where nothing is written now: a writer can die when its file has got its name, and before the other one goes.
+    for folder in {(directory / file.path).parent for file in tree.files}:
+        with storage_errors(f"writing below {folder}", folder):
+            if not _in_the_way(directory, folder):
+                remove_stale(folder)
     for file in tree.files:
         if paths is not None and file.path not in paths:
             continue
         target = directory / file.path
         with storage_errors(f"writing {target}", target):
-            if target.parent not in entered:
-                _require_way(directory, target.parent)
-                remove_stale(target.parent)
-                entered.add(target.parent)
+            for folder in _in_the_way(directory, target.parent):
+                why = "is there already and is no folder, or a link to one"
+                raise RefusedError(f"folder {folder}", why, "choose an empty directory")
             there = os.path.lexists(target)
         if there:
             if file_matches(directory, file):
@@ -146,13 +149,10 @@ def _walk(directory: Path) -> Iterator[str]:
                     raise RefusedError(f"file {directory / path}", why, "exclude it")
 
 
-def _require_way(directory: Path, folder: Path) -> None:
-    """RefusedError if something between ``directory`` and ``folder``, which lies below, is a link or no folder."""
-    while folder != directory:
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            why = "is there already and is no folder, or a link to one"
-            raise RefusedError(f"folder {folder}", why, "choose an empty directory")
-        folder = folder.parent
+def _in_the_way(directory: Path, folder: Path) -> list[Path]:
+    """What is a link or no folder between ``directory`` and ``folder``, which lies below, the deepest first."""
+    between = [folder, *folder.parents][: len(folder.parts) - len(directory.parts)]
+    return [path for path in between if path.is_symlink() or (path.exists() and not path.is_dir())]
 
 
 def _put_file(objects: Objects, directory: Path, path: str) -> File:

@@ -14,6 +14,7 @@ import ckptstore
 from ckptstore.errors import BackendError, CorruptError, MalformedError, RefusedError
 from ckptstore.format.tree import File, Tree
 from ckptstore.store import Store
+from tests.support.claims import dead
 
 
 @pytest.fixture
@@ -118,6 +119,20 @@ def test_checkout_never_follows_a_link_or_overwrites(store: Store, tokenizer: Pa
     with pytest.raises(RefusedError, match=r"foo\.bar"):
         store.get_tree(digest, out)
     assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_what_a_dead_writer_left_goes_also_where_every_file_is_there(
+    store: Store, tokenizer: Path, tmp_path: Path
+) -> None:
+    """It may have died when its file had got its name, and before its temporary was gone."""
+    digest = store.put_tree(tokenizer)
+    out = tmp_path / "out"
+    out.mkdir()
+    store.get_tree(digest, out)
+    left = out / f".{dead()}.{'0' * 32}.tmp"
+    left.write_bytes(b"half")
+    assert store.get_tree(digest, out, []) == 0
+    assert not left.exists()
 
 
 def test_editing_a_checked_out_file_does_not_touch_the_store(
