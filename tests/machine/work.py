@@ -46,7 +46,7 @@ def save(world: World, name: str, ref: str, recipe: Recipe, shards: int, kill: K
     if root is not None:
         # What this process did not see itself is never taken for what is to be stored.
         unhealed = {key for key in world.model.closure(root) if key in held.damage}
-        assert unhealed <= {key for key in trusted if held.damage[key][0] is Harm.FLIPPED}
+        assert unhealed <= {key for key in trusted if key in held.damage and held.damage[key][0] is Harm.FLIPPED}
     return told
 
 
