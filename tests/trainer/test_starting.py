@@ -268,7 +268,9 @@ def test_the_installed_model_has_the_shape_and_the_words_of_its_profile() -> Non
     rendered = from_files(source.tokenizer())
     assert (rendered.end, rendered.vocabulary) == (2, 49_152)
     prompt = rendered.decode(rendered.prompt(["Hello"]))
-    assert prompt.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    system, _, _ = prompt.partition("<|im_end|>")
+    assert system.startswith("<|im_start|>system\nYou are a helpful ")
+    assert "assistant named SmolLM" in system
     assert prompt.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
     render = compile_template(source.tokenizer()[TEMPLATE], {})
     eligible = planning.short_enough(conversations.load().conversations, rendered, profile.conversation_tokens)
